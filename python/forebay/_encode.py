@@ -72,7 +72,7 @@ def kind_of(schema: Any, as_stored: bool = False) -> str:
     """What a column holds: ``bytes``, ``text``, ``json`` (texts that are JSON), ``bool``,
     ``int64``, ``float32``, ``list<…>``, ``struct<"field": …>``,
     ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, … ``as_stored``:
-    tensors are the lists that they are stored as.
+    tensors are the lists, and JSON the texts, that they are stored as.
     """
     of = functools.partial(kind_of, as_stored=as_stored)
     if schema.dictionary:
@@ -82,7 +82,7 @@ def kind_of(schema: Any, as_stored: bool = False) -> str:
     if form in ("z", "Z", "vz") or form.startswith("w:"):
         return "bytes"
     if form in ("u", "U", "vu"):
-        return "json" if extension_of(schema) == JSON else "text"
+        return "json" if not as_stored and extension_of(schema) == JSON else "text"
     if form == "b":
         return "bool"
     if form in _INTEGERS:
@@ -144,6 +144,17 @@ _UNIT = re.compile(r"\b(timestamp|date|time of day|duration|decimal)<[^<>]*>")
 def of_any_unit(kind: str) -> str:
     """A kind without units, zones and precisions: what formats do not care for that write texts."""
     return _UNIT.sub(r"\1", kind)
+
+
+def told_apart(kinds: dict[str, str], format: str) -> dict[str, str]:
+    """Kinds of columns, as far as a format tells them apart."""
+    if format == Parquet.name:
+        return kinds
+    kinds = {name: of_any_unit(kind) for name, kind in kinds.items()}
+    if format in (Tar.name, TfRecord.name):
+        # They have texts, and nothing says which of them are JSON.
+        return {name: "text" if kind == "json" else kind for name, kind in kinds.items()}
+    return kinds
 
 
 def _has(kind: str, *types: str) -> bool:

@@ -65,7 +65,7 @@ from ._encode import (
     differ,
     joined,
     kinds_of,
-    of_any_unit,
+    told_apart,
 )
 from ._fetch import PASSING, UNSURE, asked_in_pieces, patiently, read, read_in_parts
 from ._forebay import Client
@@ -453,20 +453,12 @@ class _Writing:
 
     def _kinds(self, looked_at: Sequence[tuple[str, Rows]]) -> dict[str, str]:
         """The columns and what each holds."""
-        # Parquet stores tensors as they come, whatever is known of their shape.
+        # Parquet stores tensors and JSON as they come, and its schema says what they are.
         as_stored = self.request.format == "parquet"
-        found = [(name, kinds_of(_arrow.columns(rows), as_stored)) for name, rows in looked_at]
-        if self.request.format != "parquet":
-            found = [
-                (name, {column: of_any_unit(kind) for column, kind in kinds.items()})
-                for name, kinds in found
-            ]
-        if self.request.format in ("tar", "tfrecord"):
-            # They have texts, and nothing says which of them are JSON.
-            found = [
-                (name, {c: "text" if kind == "json" else kind for c, kind in kinds.items()})
-                for name, kinds in found
-            ]
+        found = [
+            (name, told_apart(kinds_of(_arrow.columns(rows), as_stored), self.request.format))
+            for name, rows in looked_at
+        ]
         name, kinds = found[0]
         for other, theirs in found[1:]:
             if list(theirs.items()) != list(kinds.items()):

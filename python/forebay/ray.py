@@ -40,8 +40,16 @@ except ImportError as e:
 
 from . import _arrow
 from ._arguments import client_of, differences
-from ._encode import ENCODERS, ROW_GROUP_BYTES, ROW_GROUP_MAX_ROWS, Encoder, Options, Shard
-from ._encode import kinds_of as _kinds_of
+from ._encode import (
+    ENCODERS,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_MAX_ROWS,
+    Encoder,
+    Options,
+    Shard,
+    kinds_of,
+    told_apart,
+)
 from ._fetch import UNSURE, in_pieces, joined, patiently
 from ._fetch import read as read_rows
 from ._forebay import Client
@@ -320,6 +328,9 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
     def _object(self, name: str) -> tuple[str, str]:
         return self.bucket, f"{self.prefix}{name}"
 
+    def _kinds(self, batch: Any) -> dict[str, str]:
+        return told_apart(kinds_of(_arrow.columns(batch)), self.request.format)
+
     def _encoder(self, kinds: dict[str, str], row_group_rows: int | None = None) -> Encoder:
         r = self.request
         options = Options(
@@ -341,7 +352,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
         if isinstance(schema, pa.Schema) and len(schema):
             empty = pa.RecordBatch.from_pylist([], schema=schema)
-            self._encoder(_kinds_of(_arrow.columns(empty)))
+            self._encoder(self._kinds(empty))
         _patiently(self.client, lambda: check_empty(self.client, self.bucket, self.prefix))
         self._claim("begun", None)
         self.claimed = True
@@ -392,7 +403,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         first = next(batches, None)
         if first is None:
             return []
-        kinds = _kinds_of(_arrow.columns(first))
+        kinds = self._kinds(first)
         row_bytes = max(1.0, first.arrow().nbytes / len(first))
         group = between(ROW_GROUP_BYTES / row_bytes, 1, ROW_GROUP_MAX_ROWS)
         encoder = self._encoder(kinds, group)
@@ -413,7 +424,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
     def _alike(self, kinds: dict[str, str], batches: Iterable[Rows]) -> Iterator[Rows]:
         for batch in batches:
-            self._check_alike(kinds, _kinds_of(_arrow.columns(batch)))
+            self._check_alike(kinds, self._kinds(batch))
             yield batch
 
     def _check_alike(self, kinds: dict[str, str], others: dict[str, str]) -> None:

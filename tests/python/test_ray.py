@@ -345,3 +345,10 @@ def test_rows_of_other_types_are_refused_by_column(node):
     complete(sink, task(sink, 0, whole, broken), task(sink, 1, broken))
     again = forebay.open(sink.written.source, client=client)
     assert [row["n"] for row in again] == [1, 2, 1.5, 1.5]
+    # Nothing in a tar says which of its texts are JSON.
+    said = pa.field("a", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+    of_json = pa.table([pa.array(["1"])], pa.schema([said]))
+    sink = begun(client, "types-texts", "tar")
+    complete(sink, task(sink, 0, of_json, pa.table({"a": ["t"]})))
+    again = forebay.open(sink.written.source, client=client)
+    assert [bytes(row["a"]) for row in again] == [b"1", b"t"]
