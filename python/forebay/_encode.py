@@ -1648,11 +1648,8 @@ class Mds(Encoder):
             (name, _encoded_by(e, self.options.kinds[name]), _mds_size(e))
             for name, e in zip(names, encodings, strict=True)
         ]
-        self._plain = [
-            name
-            for name, encoding in zip(names, encodings, strict=True)
-            if encoding == "json" and self.options.kinds[name] not in _TEXTS
-        ]
+        kinds = self.options.kinds
+        self._plain = [name for name in names if kinds[name] != "json" and _has(kinds[name], "json")]
         packs = self.options.packs
         self._hashes = {name: hash_of(name) for name in self.options.more.get("hashes", ())}
         self._config = {
@@ -1679,8 +1676,9 @@ class Mds(Encoder):
             try:
                 datum = encode(row[name])
             except (ValueError, OverflowError) as e:
-                is_list = self.options.kinds[name].startswith("list<")
-                hint = f'columns={{{name!r}: "json"}} takes any list' if is_list else None
+                kind, encoding = self.options.kinds[name], self._encoding(name)
+                is_other = kind.startswith("list<") and encoding != "json" and _is_plain(kind)
+                hint = f'columns={{{name!r}: "json"}} takes any list' if is_other else None
                 raise _bad_row(shard, f"column {name!r}: {e}", hint) from e
             data.append(datum)
             if size is None:

@@ -829,6 +829,12 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     ) as failed:
         ds.write(f"scratch/{scratch}/empty-list/", "mds")
     assert """columns={'l': "json"}""" in failed.value.hint
+    # Not where it does not help.
+    nan = pa.table({"l": pa.array([[float("nan")]], pa.list_(pa.float32()))})
+    ds = forebay.open(put("nan/a.parquet", parquet(nan)), client=client)
+    with pytest.raises(forebay.SampleFailed, match="column 'l'") as failed:
+        ds.write(f"scratch/{scratch}/not-a-number/", "mds", columns={"l": "json"})
+    assert failed.value.hint is None
     assert not any(name.endswith("_manifest") for name in fetch(""))
 
 
@@ -1011,6 +1017,9 @@ def test_tensors_keep_their_shape_or_are_refused(put, client, scratch, fetch, is
     ]
     lists = [{name: expected[name][row].tolist() for name in names} for row in range(10)]
     assert read_mds(files) == [{name: row[name] for name in sorted(row)} for row in lists]
+    done = ds.write(f"scratch/{scratch}/mds-json/", "mds", columns=dict.fromkeys(names, "json"))
+    again = forebay.open(done.source, client=client)
+    assert [{name: json.loads(row[name]) for name in names} for row in again] == lists
     ds.write(f"scratch/{scratch}/jsonl/", "jsonl", columns=names)
     (lines,) = shards_of(fetch("jsonl/"), ".jsonl").values()
     assert [json.loads(line) for line in lines.splitlines()] == lists
