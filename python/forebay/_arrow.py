@@ -186,6 +186,21 @@ def extension_of(schema: _Schema) -> str | None:
     return None if name is None else name.decode(errors="replace")
 
 
+def said_by(text: str, of: str) -> Any:
+    """What a text of JSON says.
+
+    Args:
+        of: The column, for an error.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise InvalidRequest(
+            f"{of} is of JSON, and has {text!r:.100}: {e}",
+            hint="mend the column, or cast it to text",
+        ) from e
+
+
 def tensor_of(schema: _Schema) -> Tensor | None:
     """How lists of a column are arrays; None if they are not, or nobody knows."""
     if extension_of(schema) not in TENSORS:
@@ -493,22 +508,14 @@ class Column:
             of_runs = self._child_of(1).plain()
             return [of_runs[run] for run in self._runs()]
         elif extension_of(self._schema) == JSON:
-            return [None if text is None else self._json(text) for text in self.values()]
+            told = f"column {self.name!r}"
+            return [None if text is None else said_by(text, told) for text in self.values()]
         else:
             zone = "+00:00" if self._zone() is not None else ""
             return [_text_of_time(value, zone) for value in self.values()]
         if nulls is None:
             return found
         return [None if null else value for null, value in zip(nulls, found, strict=True)]
-
-    def _json(self, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as e:
-            raise InvalidRequest(
-                f"column {self.name!r} is of JSON, and has {text!r:.100}: {e}",
-                hint="mend the column, or cast it to text",
-            ) from e
 
     def _zone(self) -> tzinfo | None:
         """The zone of a column of timestamps."""

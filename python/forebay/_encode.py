@@ -1648,8 +1648,8 @@ class Mds(Encoder):
             (name, _encoded_by(e, self.options.kinds[name]), _mds_size(e))
             for name, e in zip(names, encodings, strict=True)
         ]
-        kinds = self.options.kinds
-        self._plain = [name for name in names if kinds[name] != "json" and _has(kinds[name], "json")]
+        kinds = self.options.kinds.items()
+        self._plain = [name for name, kind in kinds if kind != "json" and _has(kind, "json")]
         packs = self.options.packs
         self._hashes = {name: hash_of(name) for name in self.options.more.get("hashes", ())}
         self._config = {

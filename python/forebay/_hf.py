@@ -47,7 +47,7 @@ except ImportError as e:
 
 from ._alike import as_known, taken
 from ._arguments import EPOCHS_MAX, whole_number
-from ._arrow import FEATURES
+from ._arrow import FEATURES, said_by
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._footers import features as features_in_files
 from ._paced import Pace, paced, spread
@@ -268,33 +268,31 @@ def _features_of(dataset: Dataset[Any]) -> Any:
     return hf.Features(found)
 
 
-def _json_in(feature: Any) -> Callable[[Any], Any] | None:
+def _json_in(feature: Any, of: str = "") -> Callable[[Any], Any] | None:
     """What decodes the JSON in values of a feature; None where there is none. That of ``datasets``
     itself gives other numbers for whole ones beyond 64 bits.
+
+    Args:
+        of: The column, for an error. None given: the feature is a dict of those of columns.
     """
     decode: Callable[[Any], Any]
     if isinstance(feature, getattr(hf, "Json", ())):
-        decode = _loads
+        decode = partial(said_by, of=of)
     elif isinstance(feature, dict):
-        of = {name: each for name, inner in feature.items() if (each := _json_in(inner))}
-        if not of:
+        found = {
+            name: each
+            for name, inner in feature.items()
+            if (each := _json_in(inner, of or f"column {name!r}"))
+        }
+        if not found:
             return None
-        decode = partial(_decoded, of)
+        decode = partial(_decoded, found)
     else:
-        item = _json_in(feature.feature) if hasattr(feature, "feature") else None
+        item = _json_in(feature.feature, of) if hasattr(feature, "feature") else None
         if item is None:
             return None
         decode = partial(_each, item)
     return lambda value: None if value is None else decode(value)
-
-
-def _loads(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as e:
-        raise InvalidRequest(
-            f"a column of JSON has {text!r:.100}: {e}", hint="mend the column, or cast it to text"
-        ) from e
 
 
 def _decoded(of: dict[str, Callable[[Any], Any]], row: dict[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,17 @@ def test_columns_of_json_are_what_they_say(tmp_path):
         assert list(made) == rows == list(ds.to_hf())
         assert list(made.map(dict)) == rows
         assert list(forebay.open("json/big.jsonl", url=node.url).to_hf_iterable()) == big
+        said = pa.field("item", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+        deep = "[" * 100_000 + "]" * 100_000
+        for name, text in (("broken", "{"), ("deep", deep)):
+            table = pa.table({"l": pa.array([["1", text]], pa.list_(pa.string()))})
+            table = table.cast(pa.schema([("l", pa.list_(said))]))
+            pq.write_table(table, tmp_path / "json" / f"{name}.parquet")
+            broken = forebay.open(f"json/{name}.parquet", url=node.url)
+            with pytest.raises(forebay.InvalidRequest, match="column 'l' is of JSON, and has"):
+                list(broken.to_hf_iterable())
+            with pytest.raises(forebay.InvalidRequest, match="is of JSON, and has"):
+                broken.write(f"json/new-{name}/", "jsonl", progress=False)
     finally:
         node.stop()
 
