@@ -151,10 +151,11 @@ def told_apart(kinds: dict[str, str], format: str) -> dict[str, str]:
     if format == Parquet.name:
         return kinds
     kinds = {name: of_any_unit(kind) for name, kind in kinds.items()}
-    if format in (Tar.name, TfRecord.name):
-        # They have texts, and nothing says which of them are JSON.
-        return {name: "text" if kind == "json" else kind for name, kind in kinds.items()}
-    return kinds
+    # These have texts, and nothing says which of them are JSON. Lists in tars become JSON.
+    texts = {Tar.name: "^()json$", TfRecord.name: r"^(list<)?json\b"}.get(format)
+    if texts is None:
+        return kinds
+    return {name: re.sub(texts, r"\1text", kind) for name, kind in kinds.items()}
 
 
 def _has(kind: str, *types: str) -> bool:

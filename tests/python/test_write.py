@@ -954,11 +954,13 @@ def test_columns_of_json_stay_what_they_are(put, client, scratch, fetch):
         mixed.write(f"scratch/{scratch}/mixed-lines/", "jsonl")
     with pytest.raises(forebay.InvalidRequest, match=r"'a' is .*arrow\.json.* there and string"):
         mixed.write(f"scratch/{scratch}/mixed-parquet/", "parquet")
-    # They are texts in what a write to Parquet is told apart by, so that of an earlier release
-    # goes on.
+    # They are texts in what such a write is told apart by, so that of an earlier release goes on.
     ds.write(f"scratch/{scratch}/parquet/", "parquet")
     arguments = json.loads(fetch("parquet/")["_manifest"].splitlines()[0])["arguments"]
     assert arguments["columns"][:2] == [["a", "text"], ["list", "list<text>"]]
+    ds.take(3).write(f"scratch/{scratch}/records/", "tfrecord", columns=["a", "list"])
+    arguments = json.loads(fetch("records/")["_manifest"].splitlines()[0])["arguments"]
+    assert arguments["columns"] == [["a", "text"], ["list", "list<text>"]]
 
 
 def test_a_text_that_should_be_json_and_is_not_is_told(put, client, scratch):
