@@ -18,7 +18,7 @@ fn config(url: &str, endpoint: &Scripted) -> OriginConfig {
         url: url.into(),
         endpoint: Some(endpoint.address()),
         anonymous: true,
-        account: Some("account".into()),
+        account: url.starts_with("az:").then(|| "account".into()),
         idle_timeout: Duration::from_millis(400),
         ..Default::default()
     }
