@@ -408,6 +408,10 @@ class Resumable:
         # Where it is but for a batch that was taken ahead.
         return self._before if self._ahead.holds_one else self._state
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is not in Lightning's loop: what that took ahead is still to come there.
+        return {**self.__dict__, "_before": self._trained, "_state": self._trained}
+
     def state_dict(self) -> State:
         """What was yielded to the loop, as a few numbers: see :meth:`forebay.Loader.state_dict`."""
         return self.data.loader.whole(self._trained)
