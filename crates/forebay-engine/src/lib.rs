@@ -71,7 +71,7 @@ pub use handover::{EntryName, Lacking, TakenOver};
 pub use members::{AUX_INDEX, Archive, MemberRead};
 pub use operate::{CacheChange, CachedState, Holding};
 pub use peers::PeerRead;
-pub use read::{Conditions, Head, Read, ReadOptions};
+pub use read::{Conditions, Head, Read, ReadOptions, Unmodified};
 pub use rules::{BucketRule, BucketRules, Freshness};
 pub use stats::{EngineSnapshot, EngineStats};
 pub use unpack::Unpacking;

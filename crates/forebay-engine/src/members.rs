@@ -147,7 +147,7 @@ impl Engine {
         let Resolved {
             meta, status, data, ..
         } = self.resolve_archive(archive, currency).await?;
-        options.conditions.check(&meta)?;
+        options.conditions.check_read(&meta, status)?;
         let members = self.index(archive, &meta, data.as_ref()).await?;
         Ok(Archive {
             meta,
@@ -193,7 +193,7 @@ impl Engine {
     ) -> Result<MemberRead> {
         let currency = currency_of(options);
         let found = self.find_member(archive, member, currency).await?;
-        options.conditions.check(&found.meta)?;
+        options.conditions.check_read(&found.meta, found.status)?;
         self.open_member(archive, member, found, range).await
     }
 

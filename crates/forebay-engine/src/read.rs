@@ -15,7 +15,7 @@ use forebay_core::{
 };
 use forebay_origin::{ByteStream, GetRequest};
 use futures::{StreamExt, TryStreamExt, stream};
-use std::{ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 /// How often a read begins anew when the object changes before its first byte is sent.
 const FRESH_STARTS: u32 = 3;
@@ -70,7 +70,44 @@ impl Conditions {
         }
         Ok(())
     }
+
+    /// As [`check`](Self::check), and an error of kind [`ErrorKind::NotModified`] is caused by
+    /// [`Unmodified`].
+    pub(crate) fn check_read(&self, meta: &Arc<ObjectMeta>, cache: CacheStatus) -> Result<()> {
+        self.check(meta).map_err(|e| match e.kind() {
+            ErrorKind::NotModified => e.caused_by(Unmodified {
+                meta: meta.clone(),
+                cache,
+            }),
+            _ => e,
+        })
+    }
 }
+
+/// The version that a client has already: the cause of an error of kind
+/// [`ErrorKind::NotModified`], for answers that name it.
+#[derive(Debug)]
+pub struct Unmodified {
+    /// The object that was compared.
+    pub meta: Arc<ObjectMeta>,
+    /// Where it came from.
+    pub cache: CacheStatus,
+}
+
+impl Unmodified {
+    /// What an error of the engine says that the client has.
+    pub fn of(error: &Error) -> Option<&Unmodified> {
+        std::error::Error::source(error)?.downcast_ref()
+    }
+}
+
+impl fmt::Display for Unmodified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the client has this version")
+    }
+}
+
+impl std::error::Error for Unmodified {}
 
 /// Whether a header's list of ETags holds this one. Quotes may be missing: some clients omit them.
 fn matches_etag(header: &str, meta: &ObjectMeta, weak: bool) -> bool {
@@ -157,7 +194,7 @@ impl Engine {
     /// `NotFound`, `PreconditionFailed`, `NotModified`, or what kept the origin from answering.
     pub async fn head(&self, name: &ObjectName, options: &ReadOptions) -> Result<Head> {
         let head = self.head_unconditional(name, options).await?;
-        options.conditions.check(&head.meta)?;
+        options.conditions.check_read(&head.meta, head.cache)?;
         Ok(head)
     }
 
@@ -277,7 +314,9 @@ impl Engine {
         let mut starts = 0;
         loop {
             let resolved = self.resolve_for(name, range, options.currency()).await?;
-            options.conditions.check(&resolved.meta)?;
+            options
+                .conditions
+                .check_read(&resolved.meta, resolved.status)?;
             let bytes = resolve_range(range, resolved.meta.size).map_err(|e| e.context(name))?;
             match self.open(name, resolved, bytes).await {
                 Err(e) if e.kind() == ErrorKind::VersionChanged && starts < FRESH_STARTS => {
@@ -426,13 +465,15 @@ impl Engine {
                 if e.kind() == ErrorKind::RangeNotSatisfiable
                     && options.conditions != Conditions::default() =>
             {
-                options.conditions.check(&origin.head(name.key()).await?)?;
+                let meta = Arc::new(origin.head(name.key()).await?);
+                options.conditions.check_read(&meta, CacheStatus::Bypass)?;
                 return Err(e);
             }
             response => response?,
         };
-        options.conditions.check(&response.meta)?;
-        let bytes = resolve_range(range, response.meta.size).map_err(|e| e.context(name))?;
+        let meta = Arc::new(response.meta);
+        options.conditions.check_read(&meta, CacheStatus::Bypass)?;
+        let bytes = resolve_range(range, meta.size).map_err(|e| e.context(name))?;
         if bytes != response.range {
             return Err(Error::origin_unavailable(format!(
                 "{name}: the origin sent bytes {:?}, but {bytes:?} were requested",
@@ -445,7 +486,7 @@ impl Engine {
             .inspect_ok(move |b| engine.stats().from_origin(b.len() as u64))
             .boxed();
         Ok(Read {
-            meta: Arc::new(response.meta),
+            meta,
             range: bytes,
             cache: CacheStatus::Bypass,
             body,

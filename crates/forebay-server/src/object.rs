@@ -7,7 +7,7 @@ use chrono::DateTime;
 use forebay_core::{
     Attributes, ByteRange, CacheStatus, Error, ErrorKind, ObjectMeta, ObjectName, Result,
 };
-use forebay_engine::{Conditions, Engine, ReadOptions};
+use forebay_engine::{Conditions, Engine, ReadOptions, Unmodified};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::{
     ops::Range,
@@ -17,9 +17,6 @@ use std::{
 
 /// Asks for an answer that bypasses the cache, as `Cache-Control: no-cache` does.
 pub const BYPASS_HEADER: HeaderName = HeaderName::from_static("x-forebay-cache");
-
-/// How often an object may change while one request is answered with 304.
-const CHANGES_MAX: usize = 4;
 
 /// What a request's headers ask of a read.
 pub fn read_options(headers: &HeaderMap) -> ReadOptions {
@@ -117,24 +114,15 @@ pub async fn answer_with(
             .then_some(range)
             .flatten();
     }
-    for _ in 0..CHANGES_MAX {
-        let answer = if *method == Method::HEAD {
-            head(engine, name, range, &options, note).await
-        } else {
-            get(engine, name, range, &options, note).await
-        };
-        match answer {
-            Err(e) if e.kind() == ErrorKind::NotModified => {
-                if let Some(answered) = not_modified(engine, name, &options, note).await? {
-                    return Ok(answered);
-                }
-            }
-            answer => return answer,
-        }
-    }
-    Err(Error::busy(format!(
-        "{name} changed each time that its version was compared"
-    )))
+    let answer = if *method == Method::HEAD {
+        head(engine, name, range, &options, note).await
+    } else {
+        get(engine, name, range, &options, note).await
+    };
+    answer.or_else(|e| match Unmodified::of(&e) {
+        Some(known) => Ok(not_modified(known, note)),
+        None => Err(e),
+    })
 }
 
 async fn get(
@@ -215,50 +203,28 @@ async fn if_range(
     Ok(holds)
 }
 
-/// A 304 names the version that the client has. `None` if the object has changed since it was
-/// compared, and its new version is not what the client has.
-async fn not_modified(
-    engine: &Engine,
-    name: &ObjectName,
-    options: &ReadOptions,
-    note: &Note,
-) -> Result<Option<Answered>> {
+/// A 304 names the version that the client has.
+fn not_modified(known: &Unmodified, note: &Note) -> Answered {
+    let meta = &known.meta;
     let mut response = Response::new(AnswerBody::Empty);
     *response.status_mut() = StatusCode::NOT_MODIFIED;
-    let head = engine
-        .head(
-            name,
-            &ReadOptions {
-                bypass: options.bypass,
-                latest: options.latest,
-                ..Default::default()
-            },
-        )
-        .await?;
-    let compared = options.conditions.check(&head.meta);
-    if !compared.is_err_and(|e| e.kind() == ErrorKind::NotModified) {
-        return Ok(None);
-    }
-    note.x_cache(response.headers_mut(), head.cache);
+    let headers = response.headers_mut();
+    note.x_cache(headers, known.cache);
+    set(headers, header::ETAG, Some(&meta.shown_etag()));
     set(
-        response.headers_mut(),
-        header::ETAG,
-        Some(&head.meta.shown_etag()),
-    );
-    set(
-        response.headers_mut(),
+        headers,
         header::CACHE_CONTROL,
-        head.meta.attributes.cache_control.as_deref(),
+        meta.attributes.cache_control.as_deref(),
     );
     set(
-        response.headers_mut(),
+        headers,
         header::LAST_MODIFIED,
-        Some(&http_date(head.meta.last_modified_ms)),
+        Some(&http_date(meta.last_modified_ms)),
     );
-    Ok(Some(Answered {
+    Answered {
         response,
-        meta: head.meta,
-    }))
+        meta: meta.clone(),
+    }
 }
 
 /// The head of an answer: 206 with `Content-Range` if a range was asked for, 200 otherwise.
@@ -528,7 +494,6 @@ mod tests {
         let b = Bench::new(Freshness::Always);
         b.origin.set("k", "one");
         let old = b.origin.objects.lock()["k"].1.etag.clone().unwrap();
-        *b.origin.latency.lock() = Duration::from_millis(100);
         let headers = HeaderMap::from_iter([(header::IF_NONE_MATCH, old.parse().unwrap())]);
         let note = Note::new(
             crate::request_id::RequestId::new(),
@@ -537,18 +502,23 @@ mod tests {
             Arc::new(Metrics::default()),
         );
         let name = forebay_testing::engine::name("k");
-        let answering = answer(&b.engine, &name, &Method::GET, &headers, &note);
-        // After it was compared, and before its headers are looked up.
-        let writes = async {
-            while b.origin.requests() < 2 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            b.origin.set("k", "two");
+        let get = async || {
+            let answered = answer(&b.engine, &name, &Method::GET, &headers, &note).await;
+            let answered = answered.unwrap();
+            let tag = answered.headers()[header::ETAG]
+                .to_str()
+                .unwrap()
+                .to_owned();
+            (answered.status(), tag)
         };
-        let (answered, ()) = tokio::join!(answering, writes);
-        let answered = answered.unwrap();
+        assert_eq!(get().await, (StatusCode::NOT_MODIFIED, old));
+        assert_eq!(
+            b.origin.requests(),
+            1,
+            "nothing is asked after the comparison"
+        );
+        b.origin.set("k", "two");
         let new = b.origin.objects.lock()["k"].1.etag.clone().unwrap();
-        assert_eq!(answered.status(), StatusCode::OK);
-        assert_eq!(answered.headers()[header::ETAG], new);
+        assert_eq!(get().await, (StatusCode::OK, new));
     }
 }

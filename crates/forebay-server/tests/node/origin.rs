@@ -138,6 +138,25 @@ async fn a_listing_with_members_goes_on_behind_empty_pages() {
 }
 
 #[tokio::test]
+async fn a_304_costs_one_request_also_where_the_origin_is_always_asked() {
+    let (server, _) = service().await;
+    let n = node_before(&server, &[("cache.freshness", "always")]).await;
+    let mut c = n.client().await;
+    assert_eq!(c.get("/data/a").await.header("x-cache"), "MISS");
+    for method in [Method::GET, Method::HEAD] {
+        let asked = server.requests().len();
+        let known = [("if-none-match", "\"1\"")];
+        let a = c.send(method.clone(), "/data/a", &known, "").await;
+        assert_eq!(
+            (a.status, a.header("etag"), a.header("x-cache")),
+            (StatusCode::NOT_MODIFIED, "\"1\"", "REVALIDATED"),
+            "{method}"
+        );
+        assert_eq!(server.requests().len() - asked, 1, "{method}");
+    }
+}
+
+#[tokio::test]
 async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale() {
     let (server, stalled) = service().await;
     let settings = [("cache.stale_if_error", "10m")];
