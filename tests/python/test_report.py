@@ -550,6 +550,33 @@ def test_of_several_jobs_of_one_name_the_own_is_told(tmp_path):
         node.stop()
 
 
+def test_a_key_without_admin_gets_the_report_of_its_own_jobs(tmp_path):
+    import tables as of_tables
+
+    of_tables.write(tmp_path / "tables")
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        '[[keys]]\naccess_key = "reader"\nsecret_key = "everything-and-more"\ntoken = "t"\n'
+        '[[keys.allow]]\nbucket = "tables"\nactions = ["read", "list"]\n'
+    )
+    keys.chmod(0o600)
+    options = ["--origin", f"file://{tmp_path / 'tables'}", "--set", f"auth.keys_file={keys}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    try:
+        client = forebay.Client(node.url, token="t")
+        of_others = forebay.open("tables/b/*.parquet", url=node.unix_url)
+        list(of_others.loader(batch_size=10, job="another"))
+        list(forebay.open("tables/a/*.parquet", client=client).loader(batch_size=10, job="own"))
+        told = command(node, "--place", "aws/us-east-1", FOREBAY_TOKEN="t")
+        assert "job own: spent" in told and "job          own of reader" in told
+        assert "keys with admin on every bucket" in told and "another" not in told
+        as_json = json.loads(command(node, "--json", FOREBAY_TOKEN="t"))
+        [job] = as_json["jobs"]
+        assert as_json["origin"]["reads"] == job["origin_requests"] > 0
+    finally:
+        node.stop()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
     ds = forebay.open("tables/a/*.parquet", url=own.url)
@@ -622,6 +649,9 @@ def test_the_command_shows_jobs_and_the_node(own, tmp_path):
     of_dataset = f"tables/a/* version {ds.id[:12]}"
     assert f"dataset {of_dataset}: spent" in node and of_dataset in listed
     [told] = [d for d in jobs_of(own)["datasets"] if d["id"] == ds.id]
+    as_json = json.loads(command(own, "--json"))
+    assert {job["name"] for job in as_json["jobs"]} == {"alpha-1", "alpha-2", "beta"}
+    assert told in as_json["datasets"] and as_json["origin"]["reads"] > 0
     assert told["name"] == "tables/a/*" and told["rows"] >= 3 * 100
     # What it costs to keep it is by the month, and in no sum; without prices it is not told.
     assert told["stored_bytes"] == sum(file.size for file in ds.files) > 0

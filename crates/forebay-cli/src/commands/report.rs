@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_client::Call;
-use forebay_core::{Error, units::format_bytes};
+use forebay_core::{Error, ErrorKind, units::format_bytes};
 use forebay_protocol::{
     STATUS_PATH,
     job::{JOBS_PATH, Job, Jobs, OfDataset, Taken},
@@ -38,7 +38,7 @@ Examples:
 
 A job is what a loader calls itself: loader(job=\"c4-pretrain-7\"), or FOREBAY_JOB. How well its loop was fed
 is known to the loader alone: loader.report() has that, and this too.
-JSON: the report, as loader.report().json() has it.")]
+JSON: the report, as loader.report().json() has it; of a whole node also its jobs and datasets.")]
 pub struct Args {
     /// The job's name, or the beginning of it; without it, the whole node
     job: Option<String>,
@@ -116,11 +116,22 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
             report
         }
         None => {
-            let status: Status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await?;
-            let mut report = of_node(&status);
+            let status = super::json(&client, Call::new(Method::GET, STATUS_PATH)).await;
+            let status: Option<Status> = match status {
+                // A key sees its own jobs, also where it does not administer the node.
+                Err(Failure::Failed(e)) if e.kind() == ErrorKind::PermissionDenied => None,
+                status => Some(status?),
+            };
+            let mut report = match &status {
+                Some(status) => of_node(status),
+                None => of_own_jobs(&jobs),
+            };
             report.stored = stored(&jobs);
-            if let Some(prices) = prices {
-                let mut money = money_of_node(&status, prices, egress);
+            if let (Some(prices), Some(origin)) = (prices, &report.origin) {
+                let mut money = prices.money(origin, egress);
+                if let Some(status) = &status {
+                    money.shares = shares_of_buckets(status, prices, egress);
+                }
                 money.shares.extend(shares_of_jobs(&jobs, prices, egress));
                 money.storage = prices.storage(&report.stored);
                 report.money = Some(money);
@@ -151,7 +162,13 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         std::fs::write(path, page(&report)).map_err(|e| Error::file("the report", path, e))?;
     }
     if out.json {
-        return out.object(&report);
+        return match args.job {
+            Some(_) => out.object(&report),
+            None => out.object(&WithJobs {
+                report: &report,
+                jobs: &jobs,
+            }),
+        };
     }
     for line in text(&report).lines() {
         out.line(one_line(line))?;
@@ -183,6 +200,15 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         }
     }
     out.flush()
+}
+
+/// What `--json` says of a node: its report, and its jobs and datasets as it tells them itself.
+#[derive(serde::Serialize)]
+struct WithJobs<'a> {
+    #[serde(flatten)]
+    report: &'a Report,
+    #[serde(flatten)]
+    jobs: &'a Jobs,
 }
 
 fn find<'a>(jobs: &'a Jobs, name: &str) -> Outcome<&'a Job> {
@@ -280,6 +306,30 @@ fn origin_use(taken: &Taken) -> OriginUse {
     }
 }
 
+/// What the jobs of a key took together, where it may not ask what the node did.
+fn of_own_jobs(jobs: &Jobs) -> Report {
+    let mut origin = OriginUse {
+        of: "the jobs of this key since the node started".into(),
+        ..OriginUse::default()
+    };
+    for used in jobs.jobs.iter().map(|job| origin_use(&job.taken)) {
+        origin.reads += used.reads;
+        origin.read_bytes += used.read_bytes;
+        origin.bytes_saved += used.bytes_saved;
+    }
+    Report {
+        title: "the jobs of this key".into(),
+        made_at: now(),
+        origin: Some(origin),
+        absent: vec!["what the node did: keys with admin on every bucket may ask for it".into()],
+        ..Report::default()
+    }
+}
+
+fn now() -> String {
+    utc(chrono::Utc::now().timestamp_millis())
+}
+
 /// What a node did since it started.
 fn of_node(status: &Status) -> Report {
     let mut origin = OriginUse {
@@ -300,7 +350,7 @@ fn of_node(status: &Status) -> Report {
             "node, version {}, up {} s",
             status.version, status.uptime_seconds
         ),
-        made_at: chrono::Utc::now().format("%Y-%m-%d %H:%M:%SZ").to_string(),
+        made_at: now(),
         origin: Some(origin),
         ..Report::default()
     }
@@ -320,19 +370,20 @@ fn used(bucket: &forebay_protocol::node::OriginStatus) -> OriginUse {
     }
 }
 
-/// The money of a node, with each bucket's share.
-fn money_of_node(status: &Status, prices: &forebay_report::Prices, egress: Egress) -> Money {
-    let report = of_node(status);
-    let mut money = prices.money(&report.origin.unwrap_or_default(), egress);
-    for bucket in &status.origin_stats {
-        money.shares.push(MoneyShare {
-            by: "bucket".into(),
-            name: bucket.name.clone(),
-            spent: Some(prices.money(&used(bucket), egress).spent_total),
-            saved: None,
-        });
-    }
-    money
+/// What each bucket of a node spent.
+fn shares_of_buckets(
+    status: &Status,
+    prices: &forebay_report::Prices,
+    egress: Egress,
+) -> Vec<MoneyShare> {
+    let buckets = status.origin_stats.iter();
+    let share = buckets.map(|bucket| MoneyShare {
+        by: "bucket".into(),
+        name: bucket.name.clone(),
+        spent: Some(prices.money(&used(bucket), egress).spent_total),
+        saved: None,
+    });
+    share.collect()
 }
 
 /// What jobs spent and saved, the keys that they used, and the datasets: of reads of datasets alone.
