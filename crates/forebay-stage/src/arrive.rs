@@ -53,6 +53,9 @@ impl Stages {
         check_size(size.unwrap_or(0))?;
         let inner = &self.0;
         let entry = inner.find(place, &folder_of(id, part)?)?;
+        if let Some(look) = entry.look.get() {
+            look.check()?;
+        }
         ObjectName::new(
             place.bucket.as_str(),
             format!("{}/{id}/{name}", place.prefix),

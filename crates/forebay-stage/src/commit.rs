@@ -86,6 +86,10 @@ impl Inner {
         commit: Commit,
         within: Duration,
     ) -> Result<()> {
+        let replaced = match entry.look.get() {
+            Some(look) => look.end().await?,
+            None => None,
+        };
         let now = self.now_ms();
         let (of, dirs) = (entry.clone(), self.folders_with_files(entry));
         let synced = spawn_blocking(move || {
@@ -97,7 +101,8 @@ impl Inner {
             })?;
             // Not before: one of its name that becomes durable now has this journal written.
             let mut state = of.state.lock();
-            let over = state.journal.over.take();
+            // An earlier one of this node that became durable meanwhile comes after what was seen.
+            let over = state.journal.over.take().or(replaced);
             state.journal = Journal {
                 stage: Stage::Staged,
                 staged_ms: now,

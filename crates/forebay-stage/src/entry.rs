@@ -1,9 +1,12 @@
 //! One checkpoint in this node's memory: how far it is, and who is at it.
 
-use crate::{early::Early, journal::Journal, rooms::Room, types::Place};
+use crate::{early::Early, journal::Journal, look::Look, rooms::Room, types::Place};
 use forebay_core::sync::Mutex;
 use hashbrown::HashMap;
-use std::{sync::atomic::AtomicU64, time::Duration};
+use std::{
+    sync::{OnceLock, atomic::AtomicU64},
+    time::Duration,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,9 @@ pub(crate) struct Entry {
     pub order: u64,
     /// It was staged before this start of the node: meanwhile, others may have gone on without it.
     pub recovered: bool,
+    /// What the origin has of its name; not of parts, of names that have to be free, and of what
+    /// is recovered.
+    pub look: OnceLock<Look>,
     /// What the origin has of it.
     pub at_origin: AtomicU64,
     /// Its flush is to end.

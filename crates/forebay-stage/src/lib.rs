@@ -18,8 +18,8 @@
 //!
 //! # Where it is
 //!
-//! - `stages.rs`: the checkpoints of a node, and how one begins; `entry.rs`: one of them; `types.rs`:
-//!   what writers and readers say and are told.
+//! - `stages.rs`: the checkpoints of a node, and how one begins; `look.rs`: what it is to replace;
+//!   `entry.rs`: one of them; `types.rs`: what writers and readers say and are told.
 //! - `arrive.rs`: its files come; `commit.rs`: they are all; `read.rs`: they are read.
 //! - `early.rs`, `upload.rs`, `flush.rs`, `manifest.rs`: how it gets to the origin.
 //! - `leave.rs`: it is given up, removed, or makes room; `recover.rs`: what earlier runs left.
@@ -50,6 +50,7 @@ mod flush;
 mod home;
 mod journal;
 mod leave;
+mod look;
 mod manifest;
 mod read;
 mod recover;

@@ -7,6 +7,7 @@ use crate::{
     file::disk_bytes,
     journal::{FORMAT, Journal, Stage},
     leave::sweep,
+    look::Look,
     manifest::Manifest,
     types::{Begin, Commit, Place, Status, Until},
 };
@@ -20,7 +21,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -47,8 +48,6 @@ const PART_NAME_MAX_BYTES: usize = 32;
 /// A checkpoint that was not committed holds its name against others for so long after the last
 /// sign of life of its writer.
 const HOLDS_NAME: Duration = Duration::from_secs(30);
-/// How long the beginning of one that may replace another waits to learn what the origin has.
-const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// The checkpoints of a node. Cheap to clone.
 #[derive(Clone)]
@@ -241,13 +240,17 @@ impl Stages {
         if let Some(entry) = known {
             return inner.status_of_known(&entry, place);
         }
-        let over = match begin.part {
-            None => inner.check_free(place, begin.replace).await?,
-            Some(_) => None,
+        let look = match (&begin.part, begin.replace) {
+            (Some(_), _) => None,
+            (None, true) => Some(Look::begin(inner.engine.clone(), place.clone())),
+            (None, false) => {
+                inner.check_free(place).await?;
+                None
+            }
         };
         let place = place.clone();
         // It runs to its end, so that what it leaves on disk is known.
-        let begun = async move { inner.begin_now(place, id, folder, begin, over).await };
+        let begun = async move { inner.begin_now(place, id, folder, begin, look).await };
         let task = request::spawn(begun);
         task.await.map_err(ended)?
     }
@@ -644,33 +647,20 @@ impl Inner {
         }
     }
 
-    /// Whether a checkpoint of this name may begin: the id of the one that it replaces, if the origin
-    /// has one and says so in time.
-    async fn check_free(self: &Arc<Self>, place: &Place, replace: bool) -> Result<Option<String>> {
-        let exists = || {
-            Error::new(
-                ErrorKind::AlreadyExists,
-                format!("{place}: there is a checkpoint of this name"),
-            )
-            .hint("choose another name, or let it be replaced")
-        };
-        if !replace && self.pending_of(place) {
-            return Err(exists());
+    /// Whether there is no checkpoint of this name, neither here nor at the origin.
+    async fn check_free(&self, place: &Place) -> Result<()> {
+        if !self.pending_of(place)
+            && Manifest::at_origin(&self.engine, &place.bucket, &place.prefix)
+                .await?
+                .is_none()
+        {
+            return Ok(());
         }
-        let look = Manifest::at_origin(&self.engine, &place.bucket, &place.prefix);
-        if !replace {
-            return match look.await? {
-                Some(_) => Err(exists()),
-                None => Ok(None),
-            };
-        }
-        match tokio::time::timeout(LOOK_MAX, look).await {
-            // It would never be replaced.
-            Ok(Err(e)) if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) => Err(e),
-            Ok(Ok(manifest)) => Ok(manifest.map(|m| m.id)),
-            // To stage it, the origin need not answer.
-            _ => Ok(None),
-        }
+        Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("{place}: there is a checkpoint of this name"),
+        )
+        .hint("choose another name, or let it be replaced"))
     }
 
     /// One of this name that was not committed is in the way if somebody still writes it; another one
@@ -710,7 +700,7 @@ impl Inner {
         id: String,
         folder: String,
         begin: Begin,
-        over: Option<String>,
+        look: Option<Look>,
     ) -> Result<Status> {
         let now = self.now_ms();
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
@@ -730,7 +720,7 @@ impl Inner {
             id,
             part: begin.part.clone(),
             replace: begin.replace,
-            over,
+            over: None,
             stage: Stage::Staging,
             order,
             begun_ms: now,
@@ -746,6 +736,9 @@ impl Inner {
         };
         let phase = Phase::Staging;
         let entry = self.entry(place.clone(), folder.clone(), home, journal, phase, order);
+        if let Some(look) = look {
+            let _ = entry.look.set(look);
+        }
         {
             let mut state = entry.state.lock();
             state.rooms.push(room);
@@ -811,6 +804,7 @@ impl Inner {
             home,
             order,
             recovered: phase.is_pending(),
+            look: OnceLock::new(),
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
             writes,

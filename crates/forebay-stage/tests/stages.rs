@@ -988,6 +988,30 @@ async fn what_is_durable_here_is_read_though_the_origin_hangs() {
 }
 
 #[tokio::test]
+async fn nothing_is_staged_later_because_the_origin_hangs() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.save("run/x", 1).await.unwrap();
+    assert!(run.durable("run/x", &first).await);
+    *site.origin.latency.lock() = Duration::from_secs(30);
+    let began = std::time::Instant::now();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1));
+    // Whoever stages for so long does not wait at the commit, and whoever does not waits no longer.
+    tokio::time::sleep(Duration::from_secs(2).saturating_sub(began.elapsed())).await;
+    let began = std::time::Instant::now();
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(1));
+    let began = std::time::Instant::now();
+    run.save_small("run/y", true).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(4));
+    *site.origin.latency.lock() = Duration::ZERO;
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn room_that_was_granted_at_the_beginning_is_not_refused_later() {
     let site = Site::new(64 << 20);
     let run = site.start();
@@ -1777,10 +1801,20 @@ async fn what_is_no_checkpoint_is_not_replaced_by_one() {
     let site = Site::new(256 << 20);
     let run = site.start();
     site.origin.set("run/x/manifest.json", &b"{}"[..]);
-    assert_eq!(kind(run.begin("run/x", true).await), ErrorKind::Corrupt);
     let newer = br#"{"forebay_checkpoint": 2, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
     site.origin.set("run/y/manifest.json", &newer[..]);
-    assert_eq!(kind(run.begin("run/y", true).await), ErrorKind::Unsupported);
+    for (name, why) in [
+        ("run/x", ErrorKind::Corrupt),
+        ("run/y", ErrorKind::Unsupported),
+    ] {
+        let id = run.begin(name, true).await.unwrap();
+        let committed = run.commit(name, &id, &[]).await;
+        assert_eq!(kind(committed), why);
+        // No more is staged in vain once it is known.
+        assert_eq!(kind(run.put(name, &id, "data", b"data").await), why);
+        assert_eq!(kind(run.commit(name, &id, &[]).await), why);
+        run.abandon(name, &id).await.unwrap();
+    }
     // One that may be replaced, or an origin that does not answer, is not in the way.
     site.origin.down.store(true, SeqCst);
     run.begin("run/z", true).await.unwrap();
