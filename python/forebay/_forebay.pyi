@@ -501,7 +501,10 @@ class Client:
         only_names: bool = False,
     ) -> Batches: ...
     def open_dataset(
-        self, spec: str, progress: Callable[[bytes], None] | None = None
+        self,
+        spec: str,
+        progress: Callable[[bytes], None] | None = None,
+        job: str | None = None,
     ) -> Buffer: ...
     def filter(
         self,

@@ -22,10 +22,12 @@ def open_dataset(
     progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Opens (or finds) a dataset; returns what the node says about it. ``progress`` is called now
-    and then with how far it is: files ``listed``, ``to_index``, ``indexed``.
+    and then with how far it is: files ``listed``, ``to_index``, ``indexed``. What that takes is for
+    the account of this thread's job.
     """
     said = None if progress is None else lambda line: progress(json.loads(line))
-    return json.loads(bytes(client.open_dataset(json.dumps(spec), said)))
+    job: str | None = getattr(_thread, "job", None)
+    return json.loads(bytes(client.open_dataset(json.dumps(spec), said, job)))
 
 
 def filter(

@@ -201,10 +201,6 @@ def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) ->
     """What is not in the accounts of the nodes that answered, as far as it is known."""
     if not accounts.found:
         return [f"what the nodes took: none of them knows the job {loader.job}"]
-    order: object = loader.order
-    if not isinstance(order, Order):
-        opening = "what was asked of the origin to find the rows of new shards"
-        return [f"{opening}: the node does not count it for the job, so less was saved"]
     clients = _accounts.distinct(loader.clients())
     # Of a client of one node, these are the times when it did not answer.
     failed = [client for client in clients if client.moves]

@@ -640,6 +640,8 @@ class Groups:
                 self._arriving.add(key)
                 self._top_up()
 
+        _node.works_for(self._of[2].job)
+
         def opened() -> Group:
             began = time.perf_counter()
             group = open_group(*self._of, *key, said)

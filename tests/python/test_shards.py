@@ -723,6 +723,28 @@ def test_a_wait_for_the_rows_of_shards_is_charged_to_its_cause(shards, monkeypat
     assert waits[cause] > others
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_finding_rows_takes_is_for_the_job(tmp_path, stream):
+    (tmp_path / "sets").mkdir()
+    row = {"bin": bytes(64 << 10)}
+    for shard in range(2):
+        data = tar((key(shard, n), row) for n in range(100))
+        (tmp_path / "sets" / f"new-{shard}.tar").write_bytes(data)
+    options = ["--origin", f"file://{tmp_path / 'sets'}"]
+    node = Node("", [], tmp_path / "node", options=options)
+    try:
+        shards = forebay.open_shards("sets/new-*.tar", url=node.url, part_bytes=2 << 20)
+        size = sum(file.size for file in shards.files)
+        loader = shards.loader(10, shuffle=forebay.Block(2), stream=stream, job="finds")
+        assert sum(len(batch) for batch in loader) == 200
+        origin = loader.report(order=False).json()["origin"]
+        # The first bytes of each shard came when they were listed, before there was a job.
+        assert size - 2 * (2 << 20) <= origin["read_bytes"] <= size and origin["reads"] > 0
+        assert json.loads(shards.client.job("finds"))["origin_bytes"] == origin["read_bytes"]
+    finally:
+        node.stop()
+
+
 def test_shards_have_a_report_and_one_job(shards):
     loader = shards.loader(11, shuffle=forebay.Block(2), epochs=2)
     received = {0: 0, 1: 0}
@@ -731,10 +753,7 @@ def test_shards_have_a_report_and_one_job(shards):
         received[loader.last.epoch] += rows.nbytes
         batches += 1
     report = loader.report(place="aws/us-east-1").json()
-    # The node does not know for which job it opened parts of shards: what is lacking is not told
-    # as if it had cost nothing.
-    assert any("to find the rows of new shards: the node" in why for why in report["absent"])
-    assert report["money"] is None and report["origin"]["of"] == "not all: see absent"
+    assert report["money"] is not None and report["origin"]["of"] == ""
     assert report["run"]["batches"] == batches and report["job"] == loader.job
     # Also of the steps in which groups end, and each epoch has its own.
     assert report["run"]["bytes"] == loader.stats().bytes == sum(received.values())

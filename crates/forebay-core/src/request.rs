@@ -131,7 +131,12 @@ pub async fn scope<F: Future>(id: Option<Arc<str>>, work: F) -> F::Output {
     ID.scope(id, work).await
 }
 
-/// The same for work that is done in one go, such as a poll.
+/// The work, done for the request, and counted by the tally, of where this is called.
+pub fn here<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    TALLY.scope(tally(), ID.scope(current(), work))
+}
+
+/// The same as [`scope`] for work that is done in one go, such as a poll.
 pub fn sync_scope<T>(id: &Arc<str>, work: impl FnOnce() -> T) -> T {
     ID.sync_scope(Some(id.clone()), work)
 }

@@ -546,18 +546,20 @@ impl Client {
     ///     progress: Called now and then, in this thread, with JSON (``bytes``) that says how far
     ///         it is: ``listed``, ``to_index`` and ``indexed`` files. What it raises is raised
     ///         here.
-    #[pyo3(signature = (spec, progress=None))]
+    ///     job: For whose account the node asks the origin for what it does not know yet.
+    #[pyo3(signature = (spec, progress=None, job=None))]
     fn open_dataset(
         &self,
         py: Python<'_>,
         spec: &str,
         progress: Option<Py<PyAny>>,
+        job: Option<&str>,
     ) -> PyResult<Buffer> {
         let spec = DatasetSpec::read(spec.as_bytes()).map_err(Failure::from)?;
         let session = self.session()?;
         // Only the last line is kept: a caller that draws slowly misses some.
         let (lines, said) = tokio::sync::watch::channel(Vec::new());
-        let opening = rows::open(&session.node, &spec, move |line| {
+        let opening = rows::open(&session.node, &spec, job, move |line| {
             lines.send_replace(line.to_vec());
         });
         let opened = told(py, opening, said, progress.as_ref())?;

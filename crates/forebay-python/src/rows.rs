@@ -119,13 +119,25 @@ impl<T> Work<'_, T> {
     }
 }
 
-/// Opens a dataset; the result is JSON. `progress` is called with lines of JSON (files `listed`,
+/// The call, on the account of a job.
+fn for_job(call: Call, job: Option<&str>) -> Call {
+    match job {
+        Some(job) => call.header(HeaderName::from_static(JOB_HEADER), job),
+        None => call,
+    }
+}
+
+/// Opens a dataset, on the account of a job; the result is JSON. `progress` is called with lines of JSON (files `listed`,
 /// `to_index` and `indexed`, `bytes`).
-pub async fn open(node: &Client, spec: &DatasetSpec, progress: impl FnMut(&[u8])) -> Result<Bytes> {
+pub async fn open(
+    node: &Client,
+    spec: &DatasetSpec,
+    job: Option<&str>,
+    progress: impl FnMut(&[u8]),
+) -> Result<Bytes> {
+    let call = Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"));
     let work = Work {
-        call: Call::new(Method::POST, format!("{DATASETS_PATH}?progress=true"))
-            .repeatable()
-            .json(spec.json()),
+        call: for_job(call.repeatable().json(spec.json()), job),
         of: "opening the dataset",
         hint: "open it again; the node keeps what it has read of the files",
         sort: &|line| {
@@ -183,13 +195,10 @@ pub async fn filter(
 /// answer, a lease, are JSON.
 pub async fn follow(node: &Client, registration: String, job: Option<&str>) -> Result<Bytes> {
     // Of two leases, the one that nobody renews ends by itself.
-    let mut call = Call::new(Method::POST, PLANS_PATH)
+    let call = Call::new(Method::POST, PLANS_PATH)
         .repeatable()
         .json(registration);
-    if let Some(job) = job {
-        call = call.header(HeaderName::from_static(JOB_HEADER), job);
-    }
-    let mut answer = node.call(&call).await?;
+    let mut answer = node.call(&for_job(call, job)).await?;
     Ok(answer.collect(SHORT_ANSWER_MAX_BYTES).await?)
 }
 
@@ -298,12 +307,10 @@ pub async fn take(
             (keys, "application/json")
         }
     };
-    let mut call = Call::new(Method::POST, path)
+    let call = Call::new(Method::POST, path)
         .repeatable()
         .body(content_type, body);
-    if let Some(job) = job {
-        call = call.header(HeaderName::from_static(JOB_HEADER), job);
-    }
+    let call = for_job(call, job);
     let ask = || async {
         let mut answer = session.node.call(&call).await?;
         let times = answer

@@ -173,7 +173,7 @@ pub(crate) async fn index(
     let mut work = JoinSet::new();
     for _ in 0..tasks {
         let worker = worker(shared.clone(), at_once.div_ceil(tasks));
-        work.spawn(request::scope(request::current(), worker));
+        work.spawn(request::here(worker));
     }
     let (mut changed, mut damaged, mut bytes) = (HashMap::new(), HashMap::new(), 0);
     while let Some(done) = work.join_next().await {

@@ -19,7 +19,10 @@
 use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
 use bytes::Bytes;
-use forebay_core::{Attributes, Error, Reservation, Result, limits};
+use forebay_core::{
+    Attributes, Error, Reservation, Result, limits,
+    request::{self, Tally},
+};
 use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched, parse_spec};
 use forebay_engine::PutRequest;
 use forebay_format::tabular::type_name;
@@ -28,6 +31,7 @@ use forebay_protocol::{
     dataset::{
         Column, Datasets as Descriptions, Description, OpenEvent, OpenedDataset, SkippedFile,
     },
+    job::JOB_HEADER,
 };
 use futures::{
     FutureExt, Stream, StreamExt,
@@ -109,6 +113,14 @@ pub(crate) fn allowed(call: &Call) -> Allowed {
     Allowed(call.policy.clone())
 }
 
+/// Counts what a request takes for the job that it names, if it names one.
+pub(super) fn tally(call: &Call) -> Result<Arc<Tally>> {
+    let (app, caller) = (&call.app, call.note.learned().caller.clone());
+    let job = call.headers.get(JOB_HEADER);
+    let job = job.map(|name| name.to_str().unwrap_or_default());
+    app.jobs.begin(&caller, job, &app.so_far())
+}
+
 /// The dataset with this id, if the caller may read it.
 pub(crate) async fn dataset(call: &Call, id: &str) -> Result<Arc<Dataset>> {
     call.app.datasets.get(id, &allowed(call)).await
@@ -145,24 +157,27 @@ async fn open(call: &Call) -> Result<Response<AnswerBody>> {
     let spec = tokio::task::spawn_blocking(move || parse_spec(&body))
         .await
         .map_err(|e| Error::internal("a description could not be read").caused_by(e))??;
+    let tally = tally(call)?;
     if wants_progress(call) {
         call.needs_chunks("an opening that tells its progress")?;
         return Ok(of_type(
-            AnswerBody::stream(events(call, spec), None),
+            AnswerBody::stream(events(call, spec, tally), None),
             LINES_CONTENT_TYPE,
         ));
     }
-    let opened = call.app.datasets.open(&spec, &allowed(call)).await?;
+    let (datasets, access) = (&call.app.datasets, allowed(call));
+    let opened = request::tallied(tally, datasets.open(&spec, &access)).await?;
     Ok(json_response(StatusCode::OK, &describe_opened(&opened)))
 }
 
 /// Sends one line now and then, and one at the end. When the client leaves, the opening goes on for
 /// whoever comes next.
-fn events(call: &Call, spec: DatasetSpec) -> BoxStream<'static, Result<Bytes>> {
+fn events(call: &Call, spec: DatasetSpec, tally: Arc<Tally>) -> BoxStream<'static, Result<Bytes>> {
     let (datasets, allowed) = (call.app.datasets.clone(), allowed(call));
     let watched = Arc::new(Watched::default());
     let seen = watched.clone();
     let opening = async move { datasets.open_watched(&spec, &allowed, &seen).await };
+    let opening = request::tallied(tally, opening);
     with_progress(opening.boxed(), ended, move || {
         line(&OpenEvent::Progress(watched.now()))
     })

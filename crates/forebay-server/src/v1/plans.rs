@@ -9,13 +9,15 @@
 //! A lease belongs to the key that registered it: no other key moves, ends or sees it. Callers that
 //! need no key, on the Unix socket or at a node without keys, see and end all leases.
 
-use super::{Call, datasets::allowed, error::json_response, not_offered};
+use super::{
+    Call,
+    datasets::{allowed, tally},
+    error::json_response,
+    not_offered,
+};
 use crate::body::AnswerBody;
 use forebay_core::{Error, Result, request};
-use forebay_protocol::{
-    job::JOB_HEADER,
-    plan::{Leases, Progress, Registration, Released},
-};
+use forebay_protocol::plan::{Leases, Progress, Registration, Released};
 use http::{Method, Response, StatusCode};
 use serde_json::Value;
 
@@ -28,13 +30,9 @@ pub async fn plans(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
                 call.json().await?,
                 r#"{"plan": {"sources": [{"dataset": "<id>"}], "seed": 1}}"#,
             )?;
-            let (app, caller) = (&call.app, call.note.learned().caller.clone());
-            let job = call.headers.get(JOB_HEADER);
-            let job = job.map(|name| name.to_str().unwrap_or_default());
-            let tally = app.jobs.begin(&caller, job, &app.so_far())?;
             let access = allowed(call);
             let registering = plans.register(&registration, &access);
-            let lease = request::tallied(tally, registering).await?;
+            let lease = request::tallied(tally(call)?, registering).await?;
             Ok(json_response(StatusCode::CREATED, &lease))
         }
         (&Method::GET, "") => {
