@@ -42,6 +42,7 @@ from ._forebay import (
     __version__,
 )
 from .errors import (
+    AlreadyExists,
     Busy,
     Changed,
     Conflict,
@@ -134,6 +135,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "AlreadyExists",
     "Batch",
     "Batches",
     "Block",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "AlreadyExists",
     "Busy",
     "Changed",
     "Conflict",
@@ -91,6 +92,10 @@ class PermissionDenied(Error, PermissionError):
 
 class Conflict(Error):
     """It already exists, or is in the wrong state (409)."""
+
+
+class AlreadyExists(Conflict, FileExistsError):
+    """There is one of this name (409)."""
 
 
 class PreconditionFailed(Error):

@@ -363,7 +363,7 @@ class StartsNodeAgain:
         return str, ("pickled",)
 
 
-def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog):
+def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog, monkeypatch):
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
     try:
         client, wanted = site.client, state(1, 1)
@@ -387,6 +387,21 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog)
         threading.Timer(1.0, site.start).start()
         loaded = ckpt.load("s3://runs/through/b", client=client, retry_for=60, weights_only=False)
         assert loaded.pop("dies") == "pickled" and same(loaded, wanted)
+        # Also the answer to a removal may be lost.
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+        options = {"last": 1, "client": client, "retry_for": 60}
+        assert ckpt.keep("s3://runs/through", **options) == ["s3://runs/through/a"]
+        ckpt.save(wanted, "s3://runs/through/c", client=client).wait()
+        remove = _wire.remove
+
+        def loses(*args) -> None:
+            monkeypatch.setattr(_wire, "remove", remove)
+            remove(*args)
+            raise forebay.ConnectionFailed("the answer is lost")
+
+        monkeypatch.setattr(_wire, "remove", loses)
+        assert ckpt.keep("s3://runs/through", **options) == ["s3://runs/through/b"]
         # It ends, and what it began is given up.
         site.kill()
         with pytest.raises(forebay.ConnectionFailed, match="retry_for="):
@@ -455,7 +470,7 @@ def test_a_save_is_not_in_the_way_of_itself(own, monkeypatch):
     saved = ckpt.save(state(1, 1), "s3://runs/own/a", client=own.client, retry_for=30)
     assert len(commits) == 3 and len(set(commits)) == 1 and saved.wait().durable
     # What began without an answer has the name for a while.
-    lost = []
+    lost: list[str] = []
 
     def begins(client, method, path, body=None):
         answer = ask(client, method, path, body)
@@ -469,8 +484,13 @@ def test_a_save_is_not_in_the_way_of_itself(own, monkeypatch):
         _wire.Writing.joined(own.client, "s3://runs/own/b", lost[0]).abandon()
 
     monkeypatch.setattr(_wire, "ask", begins)
-    saved = ckpt.save(state(2, 1), "s3://runs/own/b", client=own.client, retry_for=30)
-    assert saved.id != lost[0] and saved.wait().durable
+    for overwrite in (True, False):
+        lost.clear()
+        saved = ckpt.save(
+            state(2, 1), "s3://runs/own/b", client=own.client, retry_for=30, overwrite=overwrite
+        )
+        assert saved.id != lost[0] and saved.wait().durable
+        ckpt.remove(saved.name, client=own.client)
     # That of another one is a Conflict at once.
     other = _wire.Writing(own.client, "s3://runs/own/c")
     began = time.monotonic()
@@ -638,7 +658,13 @@ def test_two_writers_of_one_name_are_refused_and_the_next_may(site):
         ckpt.save({"a": 1}, "s3://runs/two/step-1", client=site.client)
     first.abandon()
     ckpt.save({"a": 1}, "s3://runs/two/step-1", client=site.client).wait(60)
-    with pytest.raises(forebay.Conflict):
+    began = time.monotonic()
+    with pytest.raises(forebay.AlreadyExists):
+        ckpt.save(
+            {"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False, retry_for=30
+        )
+    assert time.monotonic() - began < 10
+    with pytest.raises(FileExistsError):
         ckpt.save({"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False)
     assert ckpt.load("s3://runs/two/step-1", client=site.client) == {"a": 1}
 

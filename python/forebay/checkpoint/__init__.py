@@ -94,8 +94,8 @@ def save(
             same: a warning says so at once.)
 
     Raises:
-        Conflict: Another writer is at a checkpoint of this name, or there is one and
-            ``overwrite=False``.
+        Conflict: Another writer is at a checkpoint of this name.
+        AlreadyExists: There is one, and ``overwrite=False``.
         Busy: There is no room on the node's disk until others are durable, for the whole
             ``timeout`` of the client.
         ServerError: There is no room at all (507), or the disk failed.
@@ -205,6 +205,7 @@ def keep(
     max_age: float | datetime.timedelta | None = None,
     pattern: str = "*",
     client: Client | None = None,
+    retry_for: float = 0.0,
 ) -> list[str]:
     """Removes old checkpoints, and returns their names.
 
@@ -217,13 +218,18 @@ def keep(
         last: So many of the newest stay.
         max_age: Seconds, or a ``timedelta``: older ones go.
         pattern: Only those whose last name is like this, as in ``"step-*"``.
+        retry_for: Seconds for which it goes on while the node cannot be reached, or is over its
+            limits.
 
     Raises:
         InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
             removed.
     """
     client = client_of(client)
-    return _wire.keep(client, where, last=last, max_age=max_age, pattern=pattern)
+    patience = _wire.checked_patience(retry_for)
+    return _wire.keep(
+        client, where, last=last, max_age=max_age, pattern=pattern, retry_for=patience
+    )
 
 
 def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:

@@ -25,6 +25,7 @@ from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
 from .._pools import Pool
 from ..errors import (
+    AlreadyExists,
     Conflict,
     ConnectionFailed,
     Damaged,
@@ -542,7 +543,7 @@ def saved(
         try:
             return Writing(client, name, overwrite=overwrite, size=size)
         except Conflict as e:
-            if is_first or not overwrite:
+            if is_first or isinstance(e, AlreadyExists):
                 raise
             # What an attempt began whose answers were lost gives way soon.
             raise _Held(e.message, hint=e.hint) from e
@@ -860,6 +861,7 @@ def keep(
     last: int | None,
     max_age: float | datetime.timedelta | None,
     pattern: str,
+    retry_for: float,
 ) -> list[str]:
     if last is None and max_age is None:
         raise InvalidRequest(
@@ -873,20 +875,32 @@ def keep(
         max_age = _number("max_age", max_age)
     if not isinstance(pattern, str) or not pattern:
         raise InvalidRequest(f"pattern={pattern!r}: give a text, as in 'step-*'")
-    mine = listed(client, where, pattern)
-    removed = []
-    now_ms = time.time() * 1000
-    # The newest always stays.
-    for rank, checkpoint in enumerate(reversed(mine[:-1]), start=2):
-        age = (now_ms - getattr(checkpoint, "saved_ms", now_ms)) / 1000
-        if (last is not None and rank > last) or (max_age is not None and age > max_age):
-            try:
-                remove(client, checkpoint.name, checkpoint.id)
-            except (NotFound, Conflict):
-                # Somebody else has removed it, or is replacing it.
-                continue
-            removed.append(checkpoint.name)
-    return removed[::-1]
+    # What was to be removed, of which it is not known whether it was, and what was.
+    asked: dict[str, str | None] = {}
+    removed: list[str] = []
+
+    def attempt() -> list[str]:
+        mine = listed(client, where, pattern)
+        left = {checkpoint.name: checkpoint.id for checkpoint in mine}
+        for name, id in asked.items():
+            if left.get(name) != id:
+                removed.append(name)
+        asked.clear()
+        now_ms = time.time() * 1000
+        # The newest always stays.
+        for rank, checkpoint in enumerate(reversed(mine[:-1]), start=2):
+            age = (now_ms - getattr(checkpoint, "saved_ms", now_ms)) / 1000
+            if (last is not None and rank > last) or (max_age is not None and age > max_age):
+                asked[checkpoint.name] = checkpoint.id
+                try:
+                    remove(client, checkpoint.name, checkpoint.id)
+                    removed.append(checkpoint.name)
+                except (NotFound, Conflict):
+                    pass  # Somebody else has removed it, or is replacing it.
+                del asked[checkpoint.name]
+        return removed[::-1]
+
+    return again(f"removing old ones of {where}", attempt, retry_for)
 
 
 def remove(client: Client, name: str, id: str | None = None) -> None:
