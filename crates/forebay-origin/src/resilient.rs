@@ -42,6 +42,8 @@ use std::{
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
 /// What is held of a body that goes to its origin as it comes: directories write 1 MiB at a time.
 pub(crate) const PASSING_BODY_BYTES: u64 = 1 << 20;
+/// What is kept of an answer that says "later": error documents are shorter.
+const LATER_DOCUMENT_MAX_BYTES: u64 = 64 << 10;
 /// After this many bytes, a continued body has made progress, and its attempts are counted from the
 /// start again.
 const PROGRESS_BYTES: u64 = 64 << 10;
@@ -496,11 +498,15 @@ impl Origin for Resilient {
             });
             let later = &later;
             async move {
-                let answer = self.0.inner.forward(request).await?;
+                let mut answer = self.0.inner.forward(request).await?;
                 if !matches!(answer.status.as_u16(), 500 | 502..=504) {
                     return Ok(answer);
                 }
                 let e = Error::origin_unavailable(format!("the answer was {}", answer.status));
+                // Read to its end now: until then it holds a place in the limiter, for which the
+                // next attempt would wait.
+                let document = body::collect(answer.body, LATER_DOCUMENT_MAX_BYTES).await;
+                answer.body = body::from_bytes(document.unwrap_or_default());
                 *later.lock() = Some(answer);
                 Err(e)
             }

@@ -3,8 +3,12 @@
 
 use bytes::Bytes;
 use forebay_core::ErrorKind;
-use forebay_origin::{GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body, open};
+use forebay_origin::{
+    ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body,
+    open,
+};
 use forebay_testing::{Reply, Scripted, conformance::pattern};
+use http::{HeaderMap, Method};
 use std::{
     sync::{
         Arc, Mutex,
@@ -263,6 +267,43 @@ async fn a_copy_that_is_too_large_is_known_by_its_size() {
         let origin = open(&config("s3://bucket", &server)).unwrap();
         let e = origin.copy("a", None, "b", PutRequest::default()).await;
         assert_eq!(e.unwrap_err().kind(), kind);
+    }
+}
+
+/// A request that is passed on as it is, with a body that can be sent again.
+fn tagging() -> ForwardRequest {
+    ForwardRequest {
+        method: Method::PUT,
+        key: "key".into(),
+        query: vec![("tagging".into(), String::new())],
+        headers: HeaderMap::new(),
+        body: ForwardBody::Bytes("<Tagging/>".into()),
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_says_later_holds_no_place_for_which_the_next_attempt_waits() {
+    const LATER: &str = "<Error><Code>SlowDown</Code></Error>";
+    for (later, status) in [(1, 200), (9, 503)] {
+        let server = Scripted::start(move |_, number| match number < later {
+            true => Reply::new(503, LATER),
+            false => Reply::new(200, ""),
+        })
+        .await;
+        // One place for reads, and one for writes.
+        let origin = open(&OriginConfig {
+            requests_in_flight: 1,
+            attempts: 3,
+            ..config("s3://bucket", &server)
+        })
+        .unwrap();
+        let begun = Instant::now();
+        let answer = origin.forward(tagging()).await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "it waited for a place");
+        assert_eq!(answer.status.as_u16(), status);
+        let document = body::collect(answer.body, 1000).await.unwrap();
+        assert_eq!(document, if status == 200 { "" } else { LATER });
+        assert_eq!(server.requests().len(), if status == 200 { 2 } else { 3 });
     }
 }
 
