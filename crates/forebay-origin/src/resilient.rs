@@ -23,6 +23,7 @@ use crate::{
     UploadedPart, assemble, body,
     circuit::{Admission, Attempt},
     counted::Counters,
+    failure,
     retry::{Attempts, is_of_transport},
 };
 use async_trait::async_trait;
@@ -502,7 +503,10 @@ impl Origin for Resilient {
                 if !matches!(answer.status.as_u16(), 500 | 502..=504) {
                     return Ok(answer);
                 }
-                let e = Error::origin_unavailable(format!("the answer was {}", answer.status));
+                let mut e = Error::origin_unavailable(format!("the answer was {}", answer.status));
+                if let Some(after) = failure::retry_after(&answer.headers) {
+                    e = e.retry_after(after);
+                }
                 // Read to its end now: until then it holds a place in the limiter, for which the
                 // next attempt would wait.
                 let document = body::collect(answer.body, LATER_DOCUMENT_MAX_BYTES).await;

@@ -307,6 +307,21 @@ async fn an_answer_that_says_later_holds_no_place_for_which_the_next_attempt_wai
     }
 }
 
+#[tokio::test]
+async fn a_forwarded_request_waits_as_long_as_the_service_says() {
+    let server = Scripted::start(|_, number| match number {
+        0 => Reply::new(503, "").header("Retry-After", "1"),
+        _ => Reply::new(200, ""),
+    })
+    .await;
+    let origin = open(&config("s3://bucket", &server)).unwrap();
+    let begun = Instant::now();
+    assert_eq!(origin.forward(tagging()).await.unwrap().status, 200);
+    // The longest pause of its own would have been a tenth of that.
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert_eq!(server.requests().len(), 2);
+}
+
 /// Bytes that are letters, so that they look the same as text.
 fn text(length: usize) -> Bytes {
     pattern(length).iter().map(|b| b'a' + b % 26).collect()
