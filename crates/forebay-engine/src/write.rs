@@ -17,7 +17,7 @@ use forebay_core::{
     Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits, request,
     sync::Mutex,
 };
-use forebay_origin::{ByteStream, PutRequest, PutResponse, UploadedPart};
+use forebay_origin::{ByteStream, Origin, PutRequest, PutResponse, UploadedPart};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use hashbrown::HashMap;
 use std::{
@@ -29,7 +29,10 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
 
 /// What a write holds before its first byte.
 const FIRST_BYTES: u64 = 1 << 20;
@@ -143,6 +146,39 @@ impl Drop for Writing {
                 names.remove(&self.name);
             }
         }
+    }
+}
+
+/// An upload of which nobody has the id yet. If that stays so, it is aborted: also if its caller
+/// leaves when the id is there, and before it looks.
+struct Begun {
+    origin: Arc<dyn Origin>,
+    name: ObjectName,
+    id: Option<String>,
+}
+
+impl Begun {
+    fn taken(mut self) -> String {
+        self.id.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let Some(id) = self.id.take() else {
+            return;
+        };
+        // Without a runtime the program is ending, and nothing can be sent.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let (origin, name) = (self.origin.clone(), self.name.clone());
+        runtime.spawn(async move {
+            if let Err(e) = origin.abort_upload(name.key(), &id).await {
+                tracing::warn!(object = %name, error = %e.describe(), "an upload that nobody \
+                    waits for could not be aborted");
+            }
+        });
     }
 }
 
@@ -326,19 +362,18 @@ impl Engine {
     pub async fn create_upload(&self, name: &ObjectName, request: PutRequest) -> Result<String> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let name = name.clone();
-        let (sender, receiver) = oneshot::channel();
-        request::spawn(async move {
-            let made = origin.create_upload(name.key(), request).await;
-            if let Err(Ok(upload)) = sender.send(made)
-                && let Err(e) = origin.abort_upload(name.key(), &upload).await
-            {
-                tracing::warn!(object = %name, error = %e.describe(), "an upload that nobody \
-                    waits for could not be aborted");
-            }
+        let beginning = request::spawn(async move {
+            let id = origin.create_upload(name.key(), request).await?;
+            Ok::<_, Error>(Begun {
+                origin,
+                name,
+                id: Some(id),
+            })
         });
-        receiver
+        let begun = beginning
             .await
-            .unwrap_or_else(|_| Err(Error::internal("the upload was not started")))
+            .map_err(|e| Error::internal("the upload was not started").caused_by(e))??;
+        Ok(begun.taken())
     }
 
     /// Sends one part of a multipart upload through to the origin: `number` from 1 to 10,000,

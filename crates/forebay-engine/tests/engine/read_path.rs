@@ -11,7 +11,7 @@ use forebay_engine::{
 use forebay_origin::Origin;
 use forebay_store::{DirConfig, Store, StoreConfig};
 use forebay_testing::engine::{Bench, collect, name, noise, settled};
-use futures::{StreamExt, future::join_all, stream};
+use futures::{FutureExt, StreamExt, future::join_all, stream};
 use std::{
     sync::{
         Arc, OnceLock,
@@ -894,6 +894,28 @@ async fn an_upload_whose_client_left_before_it_had_the_id_is_aborted() {
             .is_err()
     );
     assert_eq!(b.origin.uploads.lock().len(), 1);
+    for _ in 0..1000 {
+        if b.origin.uploads.lock().is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the upload is still there");
+}
+
+/// The id is there, and its caller leaves before it looks.
+#[tokio::test]
+async fn an_upload_whose_id_nobody_took_is_aborted() {
+    let b = Bench::new(MINUTE);
+    let upload = name("a");
+    let mut begun = Box::pin(b.engine.create_upload(&upload, PutRequest::default()));
+    assert!((&mut begun).now_or_never().is_none());
+    // On this one thread, the upload is begun meanwhile, and nobody asks for its id.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(b.origin.uploads.lock().len(), 1);
+    drop(begun);
     for _ in 0..1000 {
         if b.origin.uploads.lock().is_empty() {
             return;
