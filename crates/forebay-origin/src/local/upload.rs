@@ -140,18 +140,19 @@ pub(super) fn complete(
         );
     }
     let dir = directory(root, upload)?;
+    let again = |part: &UploadedPart| {
+        Error::invalid(format!(
+            "part {} of {key:?} was uploaded again and has another ETag now",
+            part.number
+        ))
+    };
     let mut files = Vec::with_capacity(parts.len().min(limits::UPLOAD_PARTS_MAX));
     for part in parts {
         let path = dir.join(part_name(part.number));
         let etag = File::open(&path).and_then(|f| part_etag(&f));
         match etag {
             Ok(etag) if etag == part.etag => files.push(path),
-            Ok(_) => {
-                return Err(Error::invalid(format!(
-                    "part {} of {key:?} was uploaded again and has another ETag now",
-                    part.number
-                )));
-            }
+            Ok(_) => return Err(again(part)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::invalid(format!(
                     "part {} of {key:?} was not uploaded",
@@ -162,10 +163,14 @@ pub(super) fn complete(
         }
     }
     let (mut joined, unfinished) = root.temporary(site)?;
-    for path in &files {
-        File::open(path)
-            .and_then(|mut f| io::copy(&mut f, &mut joined))
-            .map_err(|e| failure::from_io(site, e))?;
+    for (path, part) in files.iter().zip(parts) {
+        let io = |e| failure::from_io(site, e);
+        let mut file = File::open(path).map_err(io)?;
+        // It may have been uploaded again since all were looked at.
+        if part_etag(&file).map_err(io)? != part.etag {
+            return Err(again(part));
+        }
+        io::copy(&mut file, &mut joined).map_err(io)?;
     }
     let condition = match (if_absent, if_match) {
         (true, _) => PutCondition::IfAbsent,
