@@ -363,13 +363,16 @@ impl Root {
             match &placed {
                 Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {
                     self.forget_synced(parent);
-                    fs::create_dir_all(parent).map_err(|e| match e.kind() {
+                    match fs::create_dir_all(parent) {
+                        // One above it may be removed while it is made, too.
+                        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                         // A file is where a directory should be.
-                        io::ErrorKind::AlreadyExists => {
-                            failure::from_io(site, io::Error::from(io::ErrorKind::NotADirectory))
+                        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                            let e = io::Error::from(io::ErrorKind::NotADirectory);
+                            return Err(io(e));
                         }
-                        _ => io(e),
-                    })?;
+                        made => made.map_err(io)?,
+                    }
                     placed = place();
                 }
                 _ => break,
@@ -390,7 +393,11 @@ impl Root {
             unfinished.moved = true;
         }
         // An acknowledged write survives a crash.
-        self.sync_to(parent).map_err(io)?;
+        match self.sync_to(parent) {
+            // It was deleted since, and its directory with it.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && self.path.is_dir() => {}
+            synced => synced.map_err(io)?,
+        }
         let m = file.metadata().map_err(io)?;
         Ok(PutResponse {
             etag: meta_of(&m, attributes::read(file)).etag,
