@@ -87,8 +87,12 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
             let in_prefix = key.starts_with(&request.prefix) || request.prefix.starts_with(&key);
             let later = key > after || after.starts_with(&key);
             if in_prefix && later && !skipped && key.len() < limits::OBJECT_KEY_MAX_BYTES {
-                let inside = of.directory(&key).await?;
-                stack.push((key, inside, 0));
+                let inside = of.directory(&key).await;
+                // It may have been removed since its parent was read.
+                let gone = matches!(&inside, Err(e) if e.kind() == ErrorKind::NotFound);
+                if !gone {
+                    stack.push((key, inside?, 0));
+                }
             }
             continue;
         }
@@ -121,4 +125,42 @@ pub(crate) async fn list(of: &impl Directories, request: ListRequest) -> Result<
         }
     }
     Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Directories with the names in them.
+    struct Tree(&'static [(&'static str, &'static [&'static str])]);
+
+    #[async_trait]
+    impl Directories for Tree {
+        async fn directory(&self, dir: &str) -> Result<Arc<Vec<Named>>> {
+            let found = self.0.iter().find(|(name, _)| *name == dir);
+            let (_, names) = found.ok_or_else(|| Error::not_found(dir.to_owned()))?;
+            let named = |name: &&str| Named {
+                name: (*name).to_owned(),
+                size: 1,
+                etag: None,
+                last_modified_ms: 0,
+            };
+            Ok(Arc::new(names.iter().map(named).collect()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_was_removed_meanwhile_is_left_out() {
+        let tree = Tree(&[("", &["a/", "b/", "c"]), ("b/", &["d", "gone/"])]);
+        let request = |prefix: &str| ListRequest {
+            prefix: prefix.to_owned(),
+            max_keys: 1000,
+            ..ListRequest::default()
+        };
+        for (prefix, keys) in [("", &["b/d", "c"][..]), ("b/", &["b/d"]), ("a/", &[])] {
+            let page = list(&tree, request(prefix)).await.unwrap();
+            let found: Vec<&str> = page.entries.iter().map(|e| e.key.as_str()).collect();
+            assert_eq!(found, keys, "{prefix}");
+        }
+    }
 }
