@@ -309,7 +309,10 @@ impl Engine {
         to: &ObjectName,
         request: PutRequest,
     ) -> Result<PutResponse> {
-        let if_match = version.and_then(|v| v.etag.as_deref());
+        // A weak ETag matches nothing: as where there is none, the version is compared here.
+        let if_match = version
+            .and_then(|v| v.etag.as_deref())
+            .filter(|etag| !etag.starts_with("W/"));
         let (source, target) = (
             self.inner.buckets.origin(from.bucket()).await?,
             self.inner.buckets.origin(to.bucket()).await?,
@@ -341,7 +344,7 @@ impl Engine {
         // Reserved before the read, because others may wait for the read's memory.
         let buffer = self.write_buffer(most_bytes).await?;
         let read = self.read(from, None, &current(if_match)).await?;
-        // Where there is no ETag, only this shows that it is another version.
+        // Where there is no strong ETag, only this shows that it is another version.
         if version.is_some_and(|v| v.version() != read.meta.version()) {
             return Err(changed(from));
         }

@@ -198,7 +198,15 @@ async fn if_range(
             .is_some_and(|t| t.div_euclid(1000) == meta.last_modified_ms.div_euclid(1000))
     };
     if holds && options.conditions.if_match.is_none() {
-        options.conditions.if_match = Some(meta.shown_etag().into_owned());
+        match meta.shown_etag() {
+            // A weak one matches nothing, so the date that was compared must do.
+            etag if etag.starts_with("W/") => {
+                let until = &mut options.conditions.if_unmodified_since_ms;
+                let asked = until.unwrap_or(i64::MAX);
+                *until = Some(asked.min(meta.last_modified_ms));
+            }
+            etag => options.conditions.if_match = Some(etag.into_owned()),
+        }
     }
     Ok(holds)
 }
@@ -486,6 +494,41 @@ mod tests {
         let list = Some("\"a\", \"b\", \"c\"");
         assert_eq!(conditions.if_match.as_deref(), list);
         assert_eq!(conditions.if_none_match.as_deref(), list);
+    }
+
+    #[tokio::test]
+    async fn a_range_may_depend_on_the_date_of_an_object_with_a_weak_etag() {
+        use crate::{metrics::Metrics, note::Peer};
+        use http_body_util::BodyExt;
+        let b = Bench::new(Freshness::Always);
+        b.origin.set("k", "0123456789");
+        let modified_ms = {
+            let mut objects = b.origin.objects.lock();
+            let meta = &mut objects.get_mut("k").unwrap().1;
+            meta.etag = Some("W/\"a\"".into());
+            meta.last_modified_ms
+        };
+        let note = Note::new(
+            crate::request_id::RequestId::new(),
+            Peer::Unix,
+            Method::GET,
+            Arc::new(Metrics::default()),
+        );
+        let name = forebay_testing::engine::name("k");
+        let get = async |date: String| {
+            let headers = HeaderMap::from_iter([
+                (header::RANGE, HeaderValue::from_static("bytes=1-2")),
+                (header::IF_RANGE, date.parse().unwrap()),
+            ]);
+            let answered = answer(&b.engine, &name, &Method::GET, &headers, &note).await;
+            let answered = answered.unwrap();
+            let status = answered.status().as_u16();
+            let body = answered.into_body().collect().await.unwrap();
+            (status, body.to_bytes())
+        };
+        assert_eq!(get(http_date(modified_ms)).await, (206, "12".into()));
+        let other = http_date(modified_ms + 5000);
+        assert_eq!(get(other).await, (200, "0123456789".into()));
     }
 
     #[tokio::test]

@@ -677,6 +677,41 @@ async fn a_copy_of_a_source_without_an_etag_is_not_of_an_older_version() {
     assert_eq!(b.get("to").await.unwrap().0, noise(2 * MIB, 4));
 }
 
+/// A weak ETag, as many web servers give, meets no `If-Match`, though the version is the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_with_a_weak_etag_is_copied_and_not_in_an_older_version() {
+    let b = Bench::new(Freshness::Immutable);
+    let now = ReadOptions {
+        bypass: true,
+        ..ReadOptions::default()
+    };
+    let set = |etag: &str, data: &'static str| {
+        b.origin.set("from", data);
+        b.origin.objects.lock().get_mut("from").unwrap().1.etag = Some(etag.to_owned());
+    };
+    // Attributes other than the source's: the copy is done by reading and writing.
+    let mut other = PutRequest::default();
+    other.attributes.content_type = Some("text/x-copy".into());
+    set("W/\"a\"", "one");
+    let old = b.engine.head(&name("from"), &now).await.unwrap().meta;
+    for request in [other.clone(), PutRequest::default()] {
+        b.engine
+            .copy(&name("from"), Some(&old), &name("to"), request)
+            .await
+            .unwrap();
+        assert_eq!(b.get("to").await.unwrap().0, b"one");
+    }
+    set("W/\"b\"", "two");
+    for request in [other, PutRequest::default()] {
+        let copied = b
+            .engine
+            .copy(&name("from"), Some(&old), &name("to"), request)
+            .await;
+        assert_eq!(copied.unwrap_err().kind(), ErrorKind::VersionChanged);
+    }
+    assert_eq!(b.get("to").await.unwrap().0, b"one");
+}
+
 /// Clients that announce much and send little hold little.
 #[tokio::test(flavor = "multi_thread")]
 async fn writes_that_stall_leave_the_memory_to_others() {
