@@ -3,13 +3,16 @@
 //! The node forgets what a forwarded request may have changed before it gives the answer, whatever
 //! the answer is: a write that failed may have happened all the same.
 //!
-//! Invariant: a request that may change something runs in its own task, so if a client leaves, its
-//! effect is still forgotten here.
+//! Invariant: a request that may change something runs in its own task to the end of its answer, so
+//! if a client leaves, its effect is still forgotten here.
 
 use crate::{Engine, stats::add};
-use forebay_core::{Error, ObjectName, Reservation, Result, request};
-use forebay_origin::{ForwardBody, ForwardRequest, ForwardResponse, Origin};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, request};
+use forebay_origin::{ForwardBody, ForwardRequest, ForwardResponse, Origin, body};
 use std::sync::Arc;
+
+/// Longer than any answer to a request that changes something.
+const DOCUMENT_MAX_BYTES: u64 = 1 << 20;
 
 /// What a forwarded request may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +54,7 @@ impl Engine {
             Changes::Nothing => send.await,
             Changes::Object(name) => {
                 self.to_its_end(&name, async move {
-                    let answer = send.await;
+                    let answer = whole(send.await?).await;
                     if answer.as_ref().is_ok_and(|a| a.status.is_success()) {
                         let stats = engine.stats();
                         add(
@@ -70,7 +73,10 @@ impl Engine {
             }
             Changes::Bucket(bucket) => {
                 let sending = request::spawn(async move {
-                    let answer = send.await;
+                    let answer = match send.await {
+                        Ok(answer) => whole(answer).await,
+                        Err(e) => Err(e),
+                    };
                     engine.inner.buckets.changed(&bucket);
                     answer
                 });
@@ -80,4 +86,24 @@ impl Engine {
             }
         }
     }
+}
+
+/// An answer with all of its document. S3 begins some answers (that of a completed upload, that of
+/// a copy) before it has done what was asked, and ends them when it has.
+async fn whole(answer: ForwardResponse) -> Result<ForwardResponse> {
+    let ForwardResponse {
+        status,
+        headers,
+        body: document,
+    } = answer;
+    let document = body::collect(document, DOCUMENT_MAX_BYTES).await;
+    let document = document.map_err(|e| match e.kind() {
+        ErrorKind::TooLarge => Error::corrupt("the origin's answer is longer than any of S3's"),
+        _ => e,
+    })?;
+    Ok(ForwardResponse {
+        status,
+        headers,
+        body: body::from_bytes(document),
+    })
 }

@@ -5,12 +5,13 @@ use forebay_core::{
     ByteRange, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex,
 };
 use forebay_engine::{
-    Announced, BucketRule, BucketRules, Buckets, Conditions, Engine, EngineConfig, FixedBuckets,
-    Freshness, PutRequest, ReadOptions, WarmOutcome,
+    Announced, BucketRule, BucketRules, Buckets, ByteStream, Changes, Conditions, Engine,
+    EngineConfig, FixedBuckets, ForwardBody, ForwardRequest, ForwardResponse, Freshness, ListPage,
+    ListRequest, PutRequest, PutResponse, ReadOptions, UploadedPart, WarmOutcome,
 };
-use forebay_origin::Origin;
+use forebay_origin::{GetRequest, GetResponse, Origin};
 use forebay_store::{DirConfig, Store, StoreConfig};
-use forebay_testing::engine::{Bench, collect, name, noise, settled};
+use forebay_testing::engine::{Bench, MemoryOrigin, collect, name, noise, settled};
 use futures::{FutureExt, StreamExt, future::join_all, stream};
 use std::{
     sync::{
@@ -675,6 +676,138 @@ async fn a_copy_of_a_source_without_an_etag_is_not_of_an_older_version() {
     let new = head().await;
     copy(Some(&new)).await.unwrap();
     assert_eq!(b.get("to").await.unwrap().0, noise(2 * MIB, 4));
+}
+
+/// A service that begins its answer at once, and has done what was asked when the answer ends.
+struct Slow(Arc<MemoryOrigin>);
+
+#[async_trait]
+impl Origin for Slow {
+    fn describe(&self) -> String {
+        "slow".into()
+    }
+
+    async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
+        let origin = self.0.clone();
+        let begun = stream::once(async { Ok(bytes::Bytes::from_static(b"  ")) });
+        let ended = stream::once(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            origin.set(&request.key, "new");
+            Ok(bytes::Bytes::from_static(b"<Done/>"))
+        });
+        Ok(ForwardResponse {
+            status: 200u16.try_into().unwrap(),
+            headers: Default::default(),
+            body: begun.chain(ended).boxed(),
+        })
+    }
+
+    async fn head(&self, _: &str) -> Result<ObjectMeta> {
+        unimplemented!()
+    }
+
+    async fn get(&self, _: &str, _: GetRequest) -> Result<GetResponse> {
+        unimplemented!()
+    }
+
+    async fn list(&self, _: ListRequest) -> Result<ListPage> {
+        unimplemented!()
+    }
+
+    async fn put(
+        &self,
+        _: &str,
+        _: PutRequest,
+        _: Option<u64>,
+        _: ByteStream,
+    ) -> Result<PutResponse> {
+        unimplemented!()
+    }
+
+    async fn delete(&self, _: &str) -> Result<()> {
+        unimplemented!()
+    }
+
+    async fn copy(
+        &self,
+        _: &str,
+        _: Option<&str>,
+        _: &str,
+        _: PutRequest,
+    ) -> Result<PutResponse> {
+        unimplemented!()
+    }
+
+    async fn create_upload(&self, _: &str, _: PutRequest) -> Result<String> {
+        unimplemented!()
+    }
+
+    async fn upload_part(
+        &self,
+        _: &str,
+        _: &str,
+        _: u32,
+        _: u64,
+        _: ByteStream,
+    ) -> Result<UploadedPart> {
+        unimplemented!()
+    }
+
+    async fn complete_upload(
+        &self,
+        _: &str,
+        _: &str,
+        _: Vec<UploadedPart>,
+    ) -> Result<PutResponse> {
+        unimplemented!()
+    }
+
+    async fn abort_upload(&self, _: &str, _: &str) -> Result<()> {
+        unimplemented!()
+    }
+}
+
+/// S3 answers the completion of an upload with spaces until the object is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_forwarded_request_changes_is_forgotten_at_the_end_of_its_answer() {
+    let b = Bench::new(Freshness::Immutable);
+    let request = || ForwardRequest {
+        method: "POST".parse().unwrap(),
+        key: "k".into(),
+        query: vec![("uploadId".into(), "1".into())],
+        headers: Default::default(),
+        body: ForwardBody::Empty,
+    };
+    let forward = || {
+        let origin = Arc::new(Slow(b.origin.clone()));
+        let changes = Changes::Object(name("k"));
+        b.engine.forward(origin, request(), changes, Vec::new())
+    };
+    let meanwhile = async || {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        b.get("k").await.unwrap().0
+    };
+    b.origin.set("k", "old");
+    let (answer, read) = tokio::join!(forward(), meanwhile());
+    assert_eq!(read, b"old");
+    let document = collect(answer.unwrap().body).await.unwrap();
+    assert_eq!(document, b"  <Done/>");
+    assert_eq!(b.get("k").await.unwrap().0, b"new");
+
+    // The same if the client leaves.
+    b.origin.set("k", "old");
+    b.engine.delete(&name("k")).await.unwrap();
+    b.origin.set("k", "old");
+    let leaves = tokio::time::timeout(Duration::from_millis(10), forward());
+    assert!(leaves.await.is_err(), "the answer has not ended");
+    assert_eq!(meanwhile().await, b"old");
+    for _ in 0..500 {
+        if b.get("k").await.unwrap().0 == b"new" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the old version is kept");
 }
 
 /// A weak ETag, as many web servers give, meets no `If-Match`, though the version is the same.
