@@ -520,6 +520,9 @@ pub async fn remove(
             "AccessDenied" => "AccessDenied",
             "NoSuchVersion" => "NoSuchVersion",
             "InternalError" => "InternalError",
+            // Tried often enough here, but not wrong: it may be asked for again.
+            _ if matches!(status.as_u16(), 429 | 503) => "SlowDown",
+            _ if status.is_server_error() => "InternalError",
             _ => "InvalidArgument",
         },
         e,

@@ -257,3 +257,29 @@ async fn what_is_passed_on_is_counted_and_kept_to_the_rate() {
     );
     assert_eq!(origin["failures"], 1);
 }
+
+/// A key that an overloaded service did not remove is not reported as a mistake of the client.
+#[tokio::test]
+async fn keys_that_were_not_removed_for_now_may_be_tried_again() {
+    let server = Scripted::start(|request, _| match request.path.as_str() {
+        "/data/busy" => Reply::new(503, "<Error><Code>SlowDown</Code></Error>"),
+        "/data/broken" => Reply::new(502, "<html>a proxy</html>"),
+        "/data/wrong" => Reply::new(400, "<Error><Code>Strange</Code></Error>"),
+        _ => Reply::new(200, ""),
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let keys = [
+        ("busy", "SlowDown"),
+        ("broken", "InternalError"),
+        ("wrong", "InvalidArgument"),
+    ];
+    for (key, code) in keys {
+        let body = format!("<Delete><Object><Key>{key}</Key></Object></Delete>");
+        let a = c.send(Method::POST, "/data?delete", &[], body).await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+        let code = format!("<Code>{code}</Code>");
+        assert!(a.text().contains(&code), "{key}: {}", a.text());
+    }
+}
