@@ -43,6 +43,8 @@ use std::{
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
 /// What is held of a body that goes to its origin as it comes: directories write 1 MiB at a time.
 pub(crate) const PASSING_BODY_BYTES: u64 = 1 << 20;
+/// Where a write appends: the object must have this length.
+const WRITE_OFFSET: &str = "x-amz-write-offset-bytes";
 /// What is kept of an answer that says "later": error documents are shorter.
 const LATER_DOCUMENT_MAX_BYTES: u64 = 64 << 10;
 /// After this many bytes, a continued body has made progress, and its attempts are counted from the
@@ -481,11 +483,12 @@ impl Origin for Resilient {
             body,
         };
         let reads = matches!(method, Method::GET | Method::HEAD);
-        // A repeated conditional write may meet its own first attempt.
+        // A repeated conditional write may meet its own first attempt, and so may one that appends.
         let comes_to_the_same = reads
             || matches!(method, Method::PUT | Method::DELETE)
                 && !headers.contains_key(IF_MATCH)
-                && !headers.contains_key(IF_NONE_MATCH);
+                && !headers.contains_key(IF_NONE_MATCH)
+                && !headers.contains_key(WRITE_OFFSET);
         let bytes = match body {
             ForwardBody::Empty if comes_to_the_same => Bytes::new(),
             ForwardBody::Bytes(bytes) if comes_to_the_same => bytes,

@@ -322,6 +322,19 @@ async fn a_forwarded_request_waits_as_long_as_the_service_says() {
     assert_eq!(server.requests().len(), 2);
 }
 
+/// If the first attempt was carried out, a second one would find the object too long.
+#[tokio::test]
+async fn a_forwarded_append_is_sent_once() {
+    let server = Scripted::start(|_, _| Reply::new(503, "")).await;
+    let origin = open(&config("s3://bucket", &server)).unwrap();
+    let mut request = tagging();
+    request.query.clear();
+    let offset = "5".parse().unwrap();
+    request.headers.insert("x-amz-write-offset-bytes", offset);
+    assert_eq!(origin.forward(request).await.unwrap().status, 503);
+    assert_eq!(server.requests().len(), 1);
+}
+
 /// Bytes that are letters, so that they look the same as text.
 fn text(length: usize) -> Bytes {
     pattern(length).iter().map(|b| b'a' + b % 26).collect()
