@@ -87,7 +87,7 @@ pub struct Driver {
     mine: Registration,
     membership: Mutex<Membership>,
     /// When the marks of ended terms were first seen without their nodes.
-    ended: Mutex<HashMap<Run, Instant>>,
+    ended: Mutex<Marks>,
     seen: Mutex<Seen>,
     began: Instant,
     /// Somebody changed the map here.
@@ -465,23 +465,15 @@ impl Driver {
 
     /// Removes marks of terms whose nodes are gone for longer than anybody believes in a lease.
     async fn forget_ended(&self, etcd: &Etcd, found: &Found) {
-        let nodes = terms(found);
-        let is_there = |ended: &Term| {
-            let same = |t: &Term| t.run == ended.run && t.number <= ended.number;
-            nodes.iter().any(same)
-        };
-        let past: Vec<Term> = {
+        let past = {
             let mut seen = self.ended.lock();
-            seen.retain(|run, _| found.ended.iter().any(|e| e.run == *run));
-            let gone = found.ended.iter().filter(|ended| !is_there(ended));
-            let past = gone.filter(|ended| {
-                let since = seen.entry(ended.run).or_insert_with(Instant::now);
-                since.elapsed() > 2 * LEASE
-            });
-            past.cloned().collect()
+            past(&mut seen, &found.ended, &terms(found), Instant::now())
         };
-        for term in past {
-            if let Err(e) = etcd.forget_ended(&term).await {
+        for run in past {
+            let Some(revision) = found.marks.get(&run) else {
+                continue;
+            };
+            if let Err(e) = etcd.forget_ended(run, *revision).await {
                 tracing::debug!(error = %e, "the mark of an ended lease was not removed");
             }
         }
@@ -699,6 +691,26 @@ impl Drop for AbortOnDrop {
     }
 }
 
+/// When marks were first seen without their nodes: by the run and the number of the term.
+type Marks = HashMap<(Run, u64), Instant>;
+
+/// The runs whose marks are not needed any more: those of terms that nobody can believe in by now.
+/// A run has one mark, which that of its next term replaces.
+fn past(seen: &mut Marks, ended: &[Term], nodes: &[Term], now: Instant) -> Vec<Run> {
+    let of = |term: &Term| (term.run, term.number);
+    seen.retain(|mark, _| ended.iter().any(|e| of(e) == *mark));
+    let is_there = |ended: &Term| {
+        let same = |t: &Term| t.run == ended.run && t.number <= ended.number;
+        nodes.iter().any(same)
+    };
+    let gone = ended.iter().filter(|ended| !is_there(ended));
+    let past = gone.filter(|ended| {
+        let since = *seen.entry(of(ended)).or_insert(now);
+        now.saturating_duration_since(since) > 2 * LEASE
+    });
+    past.map(|ended| ended.run).collect()
+}
+
 /// The terms of the nodes that are there.
 fn terms(found: &Found) -> Vec<Term> {
     let lease = |id| found.leases.get(&id).copied().unwrap_or_default();
@@ -744,4 +756,35 @@ async fn blocking<T: Send + 'static>(
     spawn_blocking(work)
         .await
         .map_err(|e| Error::internal(format!("computing a map: {e}")))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_of_a_term_is_kept_as_long_as_somebody_may_believe_in_it() {
+        let run = Run { node: 1, boot: 2 };
+        let term = |number: u64| Term {
+            run,
+            number,
+            lease: number as i64,
+            address: String::new(),
+        };
+        let (mut seen, began) = (Marks::new(), Instant::now());
+        let mut look = |ended: &[Term], nodes: &[Term], secs| {
+            past(&mut seen, ended, nodes, began + Duration::from_secs(secs))
+        };
+        let none = Vec::<Run>::new();
+        // It was marked, and its key is still there.
+        assert_eq!(look(&[term(1)], &[term(1)], 0), none);
+        assert_eq!(look(&[term(1)], &[], 5), none);
+        // It is there again in its next term, which is ended too: that is another mark.
+        assert_eq!(look(&[term(1)], &[term(2)], 20), none);
+        assert_eq!(look(&[term(2)], &[], 26), none);
+        assert_eq!(look(&[term(2)], &[], 45), none);
+        assert_eq!(look(&[term(2)], &[], 47), [run]);
+        assert_eq!(look(&[], &[], 50), none);
+        assert!(seen.is_empty());
+    }
 }

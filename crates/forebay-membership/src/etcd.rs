@@ -108,6 +108,8 @@ pub struct Found {
     pub leases: HashMap<u64, i64>,
     /// The terms that nodes have ended, of others.
     pub ended: Vec<Term>,
+    /// The revisions at which the marks of these were written.
+    pub marks: HashMap<Run, i64>,
 }
 
 /// What is left of a term that another node has ended.
@@ -208,7 +210,11 @@ impl Etcd {
             } else if key.starts_with(before.as_bytes()) {
                 serde_json::from_slice(&value).map(|map| found.before.push(map))
             } else if key.starts_with(ended.as_bytes()) {
-                serde_json::from_slice(&value).map(|e: Ended| found.ended.push(e.term()))
+                serde_json::from_slice(&value).map(|e: Ended| {
+                    let term = e.term();
+                    found.marks.insert(term.run, kv.mod_revision);
+                    found.ended.push(term);
+                })
             } else {
                 Ok(())
             };
@@ -225,15 +231,19 @@ impl Etcd {
         format!("{}ended/{:016x}-{:016x}", self.prefix, run.node, run.boot)
     }
 
-    /// Removes the marks of terms that were ended so long ago that nobody believes in them.
+    /// Removes the mark of a term that was ended so long ago that nobody believes in it, if it is
+    /// still the one of this revision: a later term of the same run may have been ended since.
     ///
     /// # Errors
     /// If etcd does not answer.
-    pub async fn forget_ended(&self, term: &Term) -> Result<()> {
-        let key = encoded(self.ended_key(term.run));
-        let _: Value = self
-            .call("/v3/kv/deleterange", json!({ "key": key }))
-            .await?;
+    pub async fn forget_ended(&self, run: Run, revision: i64) -> Result<()> {
+        let key = encoded(self.ended_key(run));
+        let body = json!({
+            "compare": [{"key": key, "target": "MOD", "result": "EQUAL",
+                "mod_revision": revision.to_string()}],
+            "success": [{"request_delete_range": {"key": key}}],
+        });
+        let _: Txn = self.call("/v3/kv/txn", body).await?;
         Ok(())
     }
 
