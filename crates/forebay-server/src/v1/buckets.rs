@@ -218,7 +218,11 @@ async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
         && e.kind() == ErrorKind::Conflict
     {
         call.permit(Action::Write, bucket, "")?;
-        let page = engine.list(bucket, ListRequest::default()).await?;
+        let request = ListRequest {
+            max_keys: limits::LIST_PAGE_MAX_KEYS,
+            ..ListRequest::default()
+        };
+        let page = engine.list(bucket, request).await?;
         let names: Vec<ObjectName> = page
             .entries
             .iter()

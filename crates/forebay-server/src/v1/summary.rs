@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{body::AnswerBody, config::Action, object};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use forebay_core::{Error, Result, name::validate_bucket};
+use forebay_core::{Error, Result, limits, name::validate_bucket};
 use forebay_engine::ListRequest;
 use http::{HeaderValue, Response, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -172,6 +172,7 @@ async fn sum(call: &Call, bucket: &str, prefix: &str, cached_only: bool) -> Resu
         let request = ListRequest {
             prefix: prefix.to_owned(),
             token,
+            max_keys: limits::LIST_PAGE_MAX_KEYS,
             ..ListRequest::default()
         };
         let page = engine.list(bucket, request).await?;

@@ -8,7 +8,7 @@ use serde_json::json;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -282,4 +282,56 @@ async fn keys_that_were_not_removed_for_now_may_be_tried_again() {
         let code = format!("<Code>{code}</Code>");
         assert!(a.text().contains(&code), "{key}: {}", a.text());
     }
+}
+
+/// A page has a thousand keys: one request for each object would take hours.
+#[tokio::test]
+async fn buckets_are_summed_up_and_emptied_by_whole_pages() {
+    const KEYS: usize = 3;
+    let removed = Arc::new(AtomicUsize::new(0));
+    let state = removed.clone();
+    let server = Scripted::start(move |request, _| {
+        let is_empty = state.load(Relaxed) >= KEYS;
+        let path = request.path.split('?').next().unwrap_or_default();
+        let is_bucket = path.trim_end_matches('/') == "/data";
+        match (request.method.as_str(), is_bucket) {
+            ("GET", true) => {
+                let entry = |i| {
+                    format!("<Contents><Key>{i}</Key><Size>4</Size><ETag>\"1\"</ETag></Contents>")
+                };
+                let count = if is_empty { 0 } else { KEYS };
+                let entries: String = (0..count).map(entry).collect();
+                let end = "<IsTruncated>false</IsTruncated>";
+                Reply::new(200, format!("<ListBucketResult>{entries}{end}</ListBucketResult>"))
+            }
+            ("DELETE", true) if !is_empty => {
+                Reply::new(409, "<Error><Code>BucketNotEmpty</Code></Error>")
+            }
+            ("DELETE", true) => Reply::new(204, ""),
+            ("DELETE", false) => {
+                state.fetch_add(1, Relaxed);
+                Reply::new(204, "")
+            }
+            _ => Reply::new(404, ""),
+        }
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let headers = [("content-type", "application/json")];
+    let pages = || {
+        let asked = server.requests().into_iter();
+        asked.filter(|r| r.path.contains("max-keys=1000")).count()
+    };
+
+    let message = json!({"action": "summary-bck", "value": {"uuid": "summ-1"}}).to_string();
+    let a = c.send(Method::GET, "/v1/buckets/data", &headers, message).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!(a.json()[0]["TotalSize"]["size_all_remote_objs"], "12");
+    assert_eq!(pages(), 1);
+
+    let message = json!({"action": "destroy-bck"}).to_string();
+    let a = c.send(Method::DELETE, "/v1/buckets/data", &headers, message).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!((removed.load(Relaxed), pages()), (KEYS, 2));
 }
