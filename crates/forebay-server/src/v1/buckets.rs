@@ -508,7 +508,10 @@ async fn add_members(
     if !call.policy.allows(Action::Read, bucket, key) {
         return Ok(None);
     }
-    let name = crate::object::name(bucket, key)?;
+    // A key that is no name here (`a//b.tar`) is listed, and cannot be read.
+    let Ok(name) = crate::object::name(bucket, key) else {
+        return Ok(None);
+    };
     let index = match call
         .app
         .engine
@@ -516,8 +519,22 @@ async fn add_members(
         .await
     {
         Ok(index) => index,
-        // An object that only looks like an archive is listed as itself.
-        Err(e) if e.kind() == ErrorKind::Corrupt => return Ok(None),
+        // An object that only looks like an archive, or cannot be read as one, is listed as itself;
+        // so is one that was removed since it was listed, or that the origin does not give out.
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::Corrupt
+                    | ErrorKind::Unsupported
+                    | ErrorKind::UnknownFormat
+                    | ErrorKind::TooLarge
+                    | ErrorKind::NotFound
+                    | ErrorKind::PermissionDenied
+                    | ErrorKind::RangeNotSatisfiable
+            ) =>
+        {
+            return Ok(None);
+        }
         Err(e) => return Err(e),
     };
     for number in from..index.len() {

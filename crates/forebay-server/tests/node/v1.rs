@@ -423,6 +423,11 @@ async fn a_listing_with_members_comes_in_pages() {
     n.write("b.txt", b"text");
     n.write("c.tar", &tar(&[("only", b"1234")]));
     n.write("d.tar", b"this is no archive");
+    // The last of several parts, without the others.
+    let mut part = b"PK\x05\x06".to_vec();
+    part.extend([1, 0, 1, 0]);
+    part.resize(22, 0);
+    n.write("e.zip", &part);
     let mut c = n.client().await;
     for page_size in [1, 2, 3, 100] {
         let (mut names, mut token) = (Vec::new(), String::new());
@@ -459,7 +464,8 @@ async fn a_listing_with_members_comes_in_pages() {
                 "b.txt",
                 "c.tar",
                 "c.tar/only",
-                "d.tar"
+                "d.tar",
+                "e.zip"
             ],
             "{page_size}"
         );
