@@ -129,12 +129,16 @@ impl Ops {
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
-        let parts = self.completed_parts(&name, &input, &note)?;
+        let (parts, are_unknown) = self.completed_parts(&name, &input, &note)?;
+        let refusal = |e: Error| match e.kind() {
+            ErrorKind::Invalid if are_unknown => Refusal::bad("InvalidPart", e),
+            _ => upload_failed(e),
+        };
         let done = self
             .uploads
             .complete(&self.engine, &name, &input.upload_id, parts)
             .await
-            .map_err(|e| upload_failed(e).to_s3(&note))?;
+            .map_err(|e| refusal(e).to_s3(&note))?;
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
             bucket: Some(input.bucket),
@@ -144,13 +148,15 @@ impl Ops {
         }))
     }
 
-    /// The client's list of parts, checked against what is remembered of them.
+    /// The client's list of parts, checked against what is remembered of them; and whether the
+    /// upload is remembered, but not all of them: these may have come through another node, so the
+    /// origin has to say whether it has them.
     fn completed_parts(
         &self,
         name: &ObjectName,
         input: &CompleteMultipartUploadInput,
         note: &Note,
-    ) -> S3Result<Vec<UploadedPart>> {
+    ) -> S3Result<(Vec<UploadedPart>, bool)> {
         let refuse = |code: &'static str, message: String| {
             Refusal::bad(code, Error::invalid(message)).to_s3(note)
         };
@@ -186,6 +192,7 @@ impl Ops {
             ));
         }
         let mut parts: Vec<UploadedPart> = Vec::with_capacity(listed.len());
+        let mut are_known = true;
         for listed in listed {
             let number = answer(part_number(listed.part_number.unwrap_or_default()), note)?;
             let sent = listed.e_tag.as_ref().map(etag_text).unwrap_or_default();
@@ -195,19 +202,15 @@ impl Ops {
                     format!("part {number} is not in ascending order"),
                 ));
             }
-            let Some(upload) = &known else {
+            let stored = known.as_ref().and_then(|upload| upload.parts.get(&number));
+            let Some(stored) = stored else {
+                are_known = false;
                 parts.push(UploadedPart {
                     number,
                     etag: sent,
                     size: 0,
                 });
                 continue;
-            };
-            let Some(stored) = upload.parts.get(&number) else {
-                return Err(refuse(
-                    "InvalidPart",
-                    format!("part {number} was not uploaded"),
-                ));
             };
             if stored.part.etag.trim_matches('"') != sent.trim_matches('"') {
                 return Err(refuse(
@@ -234,7 +237,7 @@ impl Ops {
             }
             parts.push(stored.part.clone());
         }
-        if let (Some(expected), Some(_)) = (input.mpu_object_size, &known) {
+        if let (Some(expected), true) = (input.mpu_object_size, are_known) {
             let total: u64 = parts.iter().map(|p| p.size).sum();
             if i64::try_from(total) != Ok(expected) {
                 return Err(refuse(
@@ -243,7 +246,7 @@ impl Ops {
                 ));
             }
         }
-        Ok(parts)
+        Ok((parts, known.is_some() && !are_known))
     }
 
     pub(super) async fn abort(

@@ -1,6 +1,6 @@
 //! The S3 front, over a plain HTTP client.
 
-use crate::common::start;
+use crate::common::{start, start_in};
 use http::{Method, StatusCode};
 
 #[tokio::test]
@@ -531,6 +531,41 @@ async fn a_copy_is_of_what_is_at_the_origin_and_not_of_what_is_cached() {
 fn upload_id(begun: &str) -> &str {
     let id = begun.split_once("<UploadId>").unwrap().1;
     id.split_once('<').unwrap().0
+}
+
+/// Parts may come through any of the nodes before a bucket: its origin knows all of them.
+#[tokio::test]
+async fn an_upload_is_completed_though_parts_came_through_another_node() {
+    let one = start(&[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(one.dir.path().join("data"), dir.path().join("data")).unwrap();
+    let other = start_in(dir, &[]).await;
+    let (mut c, mut d) = (one.client().await, other.client().await);
+    let begun = c
+        .send(Method::POST, "/data/up?uploads", &[], "")
+        .await
+        .text();
+    let id = upload_id(&begun);
+    let mut listed = String::new();
+    for (number, client, bytes) in [(1, &mut c, "one "), (2, &mut d, "two")] {
+        let part = format!("/data/up?partNumber={number}&uploadId={id}");
+        let a = client.put(&part, &[], bytes).await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+        let etag = a.header("etag");
+        listed += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>");
+    }
+    let end = format!("/data/up?uploadId={id}");
+    let list_of = |parts: &str| {
+        format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>")
+    };
+    let missing = "<Part><PartNumber>3</PartNumber><ETag>\"x\"</ETag></Part>";
+    let body = list_of(&format!("{listed}{missing}"));
+    let a = c.send(Method::POST, &end, &[], body).await;
+    assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
+    assert!(a.text().contains("<Code>InvalidPart</Code>"), "{}", a.text());
+    let a = c.send(Method::POST, &end, &[], list_of(&listed)).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
 }
 
 /// Names that Amazon does not allow, and the S3 library refuses as the source of a copy.
