@@ -53,8 +53,9 @@ impl Config {
     }
 
     fn source(&self, path: &str) -> String {
+        // The sources are under names without quotes: `buckets.a.b.freshness`.
         self.sources
-            .get(path)
+            .get(&path.replace('"', ""))
             .map(|s| format!("  # {s}"))
             .unwrap_or_default()
     }
@@ -103,6 +104,7 @@ mod tests {
             &[
                 origin,
                 Override::text("listen.s3", "127.0.0.1:9", "--listen").unwrap(),
+                Override::text("buckets.\"a.b\".freshness", "immutable", "--set").unwrap(),
             ],
         )
         .unwrap();
@@ -119,6 +121,11 @@ mod tests {
         );
         assert!(
             shown.contains("[buckets.a-b]") && shown.contains("FOREBAY__BUCKETS__A-B__FRESHNESS"),
+            "{shown}"
+        );
+        assert!(
+            shown.contains("[buckets.\"a.b\"]")
+                && shown.contains("freshness = \"immutable\"  # --set"),
             "{shown}"
         );
         let mut read: Config = toml::from_str(&shown).unwrap();
