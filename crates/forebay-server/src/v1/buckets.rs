@@ -484,7 +484,12 @@ async fn with_members(
         if next.is_none() {
             return Ok(finish(entries, None));
         }
-        at.token = next;
+        // The token says all. Where nothing was found yet, the key is where the listing was to
+        // begin, which need not have the prefix.
+        at = Resume {
+            token: next,
+            ..Resume::default()
+        };
         empty_pages = if count == 0 { empty_pages + 1 } else { 0 };
         if empty_pages == EMPTY_PAGES_MAX {
             return Ok(finish(entries, Some(at)));

@@ -69,7 +69,11 @@ async fn node_with(server: &Scripted, origin: &str, settings: &[(&str, &str)]) -
 
 /// A listing with members, from this token on: the names of its entries, and the next token.
 async fn with_members(c: &mut Client, token: &str) -> (Vec<String>, String) {
-    let message = json!({"action": "list", "value": {"flags": "8", "continuation_token": token}});
+    listed(c, json!({"flags": "8", "continuation_token": token})).await
+}
+
+async fn listed(c: &mut Client, value: serde_json::Value) -> (Vec<String>, String) {
+    let message = json!({"action": "list", "value": value});
     let headers = [("content-type", "application/json")];
     let url = "/v1/buckets/data";
     let a = c
@@ -83,6 +87,42 @@ async fn with_members(c: &mut Client, token: &str) -> (Vec<String>, String) {
         .map(|e| e["name"].as_str().unwrap().to_owned());
     let token = page["continuation_token"].as_str().unwrap_or_default();
     (names.collect(), token.to_owned())
+}
+
+/// The node takes the token that it gave, also if nothing was found yet.
+#[tokio::test]
+async fn a_listing_with_members_that_begins_before_its_prefix_goes_on_behind_empty_pages() {
+    let server = Scripted::start(|request, _| {
+        if !request.path.contains("list-type=2") {
+            return Reply::new(404, "");
+        }
+        let token = request.path.split_once("continuation-token=t");
+        let token = token.map(|(_, rest)| rest.split('&').next().unwrap_or(rest));
+        let number = token.map_or(0, |token| token.parse::<usize>().unwrap());
+        let page = match number + 1 {
+            18.. => "<Contents><Key>b/last.txt</Key><Size>4</Size><ETag>\"1\"</ETag></Contents>\
+                <IsTruncated>false</IsTruncated>"
+                .to_owned(),
+            next => format!(
+                "<IsTruncated>true</IsTruncated>\
+                <NextContinuationToken>t{next}</NextContinuationToken>"
+            ),
+        };
+        Reply::new(200, format!("<ListBucketResult>{page}</ListBucketResult>"))
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let value = |token: &str| {
+        json!({"flags": "8", "prefix": "b/", "start_after": "a", "continuation_token": token})
+    };
+    let (names, token) = listed(&mut c, value("")).await;
+    assert!(
+        names.is_empty() && !token.is_empty(),
+        "{names:?}, {token:?}"
+    );
+    let (names, token) = listed(&mut c, value(&token)).await;
+    assert_eq!((names, token.as_str()), (vec!["b/last.txt".to_owned()], ""));
 }
 
 /// As Google's service does now and then: a page without a key that is not the last one.
