@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import os
+import queue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import Error, InvalidRequest
 
@@ -30,11 +31,32 @@ class Pool(ThreadPoolExecutor):
             Error: The interpreter is ending.
         """
         try:
-            return super().submit(call, *args, **kwargs)
+            future = super().submit(call, *args, **kwargs)
         except RuntimeError as e:
             if is_exiting():
                 raise cut_off() from e
             raise
+        if self._shutdown:
+            # Meanwhile, and perhaps no thread is left that would do it.
+            future.cancel()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if wait:
+            super().shutdown(cancel_futures=cancel_futures)
+            return
+        # Without a lock: a garbage collection may call this in a thread that gives work, and has
+        # the locks of that, or in one that has a lock for which such a thread waits.
+        self._shutdown = True
+        given: queue.SimpleQueue[Any] = self._work_queue
+        while cancel_futures:
+            try:
+                work = given.get_nowait()
+            except queue.Empty:
+                break
+            if work is not None:
+                work.future.cancel()
+        given.put(None)
 
 
 def submit(

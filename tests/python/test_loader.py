@@ -1248,6 +1248,69 @@ def test_the_end_of_a_script_does_not_wait_for_what_was_fetched_ahead(ds, how):
     assert time.monotonic() - began < 2
 
 
+COLLECTED = """
+import concurrent.futures, gc, sys, threading
+import forebay
+
+def collecting():
+    # What Python may do there, too: a garbage collection, which closes the loop. (The requests of
+    # 51 steps come first, and then steps are decoded.)
+    if threading.current_thread().name == "forebay-belt" and (given := next(numbers)) >= 60:
+        if given == 60:
+            reached.set()
+            dropped.wait()
+        gc.collect()
+    return Future()
+
+gc.disable()
+ds = forebay.open(sys.argv[1], url=sys.argv[2])
+Future, numbers = concurrent.futures.Future, iter(range(1000))
+reached, dropped = threading.Event(), threading.Event()
+concurrent.futures._base.Future = collecting
+loop = [iter(ds.loader(1, decode=dict, threads=1, prefetch=50, follow=False))]
+next(loop[0])
+loop.append(loop)
+reached.wait()
+del loop
+dropped.set()
+while any(thread.name == "forebay-belt" for thread in threading.enumerate()):
+    pass
+print(concurrent.futures.ThreadPoolExecutor(1).submit(len, "abc").result())
+"""
+
+
+def test_a_loop_that_is_collected_as_it_gives_work_to_its_threads_ends(ds):
+    program = [sys.executable, "-c", COLLECTED, ds.name, ds.client.url]
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    assert said.stdout == "3\n", "and threads of others go on"
+
+
+CLOSED = """
+import concurrent.futures
+from forebay._pools import Pool
+
+def closing():
+    pool.shutdown(wait=False, cancel_futures=True)
+    return Future()
+
+Future, pool = concurrent.futures.Future, Pool(1)
+print(pool.submit(len, "abc").result())
+concurrent.futures._base.Future = closing
+given = pool.submit(len, "abc")
+try:
+    given.result()
+except concurrent.futures.CancelledError:
+    pass
+print("over")
+"""
+
+
+def test_a_pool_that_is_closed_as_it_is_given_work_keeps_nobody_waiting():
+    program = [sys.executable, "-c", CLOSED]
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    assert said.stdout == "3\nover\n"
+
+
 BREAKS_OFF = """
 import atexit, sys, threading, time
 # The last that is done at the exit: until then, a thread that is not waited for goes on.
