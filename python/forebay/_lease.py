@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import uuid
@@ -61,6 +62,9 @@ class Lease:
     def tell(self, state: State) -> None:
         """Says where the job is. From then on its requests for rows tell the node."""
         if self._is_over() or self._pid != os.getpid():
+            return
+        if state["epoch"] >= self._registration.get("until_epoch", math.inf):
+            # It has ended, and a node takes only jobs that go on.
             return
         place = {"epoch": state["epoch"], "position": state["position"]}
         with self._lock:

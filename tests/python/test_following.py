@@ -53,6 +53,16 @@ def leases(node) -> list[dict]:
         return json.load(answer)["leases"]
 
 
+def test_a_node_is_not_asked_to_follow_what_has_ended(ds, tables, caplog):
+    loader = ds.loader(10, epochs=2, seed=random.randrange(1 << 40))
+    told = loader.lease(loader.order.start())
+    for epoch in (2, 1):
+        told.tell(loader.order.at(epoch, 0))
+        assert (epoch == 1) == (loader.plan in {lease["plan"] for lease in leases(tables)})
+    told.release()
+    assert not caplog.records
+
+
 def test_the_cache_follows_the_order_of_a_job(ds, tables):
     plans = {lease["plan"] for lease in leases(tables)}
     options = {"batch_size": 4, "shuffle": "full", "seed": random.randrange(1 << 40), "epochs": 2}
