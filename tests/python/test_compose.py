@@ -932,6 +932,39 @@ def test_streams_compare_the_columns_that_are_read(ds, other):
     assert len(list(named.loader(batch_size=10, stream=True))) == (len(ds) + len(other)) // 10
 
 
+def test_streams_take_columns_that_differ_in_what_may_be_missing(tmp_path):
+    import pyarrow.parquet as pq
+    from servers import Node
+
+    (tmp_path / "several").mkdir()
+    says = {"none": (True, None), "required": (False, None), "more": (True, {"unit": "m"})}
+    for at, (name, (nullable, metadata)) in enumerate(says.items()):
+        fields = [
+            pa.field("id", pa.int64(), nullable, metadata),
+            pa.field("text", pa.string(), nullable),
+        ]
+        rows = {"id": range(10 * at, 10 * at + 10), "text": ["x"] * 10}
+        if nullable:
+            rows["text"][3] = None
+        path = tmp_path / "several" / f"{name}.parquet"
+        pq.write_table(pa.table(rows, schema=pa.schema(fields)), path)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'several'}"])
+    try:
+        parts = [forebay.open(f"several/{name}.parquet", url=node.url) for name in says]
+        for a, b in itertools.permutations(parts, 2):
+            for both in (forebay.concatenate([a, b]), forebay.mix([a, b])):
+                # Batches of a single dataset, too.
+                for size in (1, 4):
+                    options = {"batch_size": size, "shuffle": "full"}
+                    pulled, pushed = (
+                        [row for batch in both.loader(**options, stream=stream) for row in batch]
+                        for stream in (False, True)
+                    )
+                    assert pulled == pushed and len(pulled) == 20
+    finally:
+        node.stop()
+
+
 def test_a_failure_names_the_file_and_the_row(ds):
     def fails(row):
         raise ValueError("never")

@@ -3,7 +3,8 @@
 use crate::{
     Dataset, Format, Moment, RowBatch, Rows, Shares, Views, blocking::blocking, follow::Following,
 };
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_schema::{Field, FieldRef, Schema, SchemaRef};
 use forebay_core::{Error, Result};
 use forebay_format::tabular::Projection;
 use forebay_plan::RowRef;
@@ -68,6 +69,9 @@ pub(super) struct DatasetSource {
     following: Option<Following>,
     views: Views,
     columns: Projection,
+    /// The columns of all rows, if the datasets' differ in whether values may be missing, or in
+    /// what else they say.
+    common: Option<SchemaRef>,
     /// Whether consecutive rows of the order come from few blocks: true for all orders except the
     /// row-wise one.
     by_blocks: bool,
@@ -91,16 +95,22 @@ impl DatasetSource {
             .iter()
             .map(|d| d.projected(&columns))
             .collect::<Result<Vec<_>>>()?;
-        if let Some(i) = schemas
-            .windows(2)
-            .position(|two| two[0].fields() != two[1].fields())
-        {
-            return Err(Error::invalid(format!(
-                "datasets {} and {} of the plan have different columns",
-                datasets[i].id(),
-                datasets[i + 1].id()
-            ))
-            .hint("read only the columns that they share: columns=[...]"));
+        let mut common = None;
+        if let Some((first, others)) = schemas.split_first() {
+            let mut fields = first.fields().to_vec();
+            for (i, other) in others.iter().enumerate() {
+                fields = common_fields(&fields, other.fields()).ok_or_else(|| {
+                    Error::invalid(format!(
+                        "datasets {} and {} of the plan have different columns",
+                        datasets[i].id(),
+                        datasets[i + 1].id()
+                    ))
+                    .hint("read only the columns that they share: columns=[...]")
+                })?;
+            }
+            if schemas.iter().any(|s| s.fields()[..] != fields[..]) {
+                common = Some(Arc::new(Schema::new(fields)));
+            }
         }
         let since = rows.moment();
         Ok(DatasetSource {
@@ -108,6 +118,7 @@ impl DatasetSource {
             following,
             views,
             columns,
+            common,
             by_blocks,
             since,
         })
@@ -133,11 +144,18 @@ impl DatasetSource {
     }
 
     async fn read_rows(&self, dataset: &Arc<Dataset>, rows: &[u64]) -> Result<RowBatch> {
-        if self.by_blocks {
+        let mut read = if self.by_blocks {
             self.rows.read_of_blocks(dataset, rows, &self.columns).await
         } else {
             self.rows.read(dataset, rows, &self.columns).await
+        }?;
+        if let Some(schema) = &self.common {
+            let options = RecordBatchOptions::new().with_row_count(Some(read.batch.num_rows()));
+            let columns = read.batch.columns().to_vec();
+            read.batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+                .map_err(|e| Error::internal("rows are not of their columns").caused_by(e))?;
         }
+        Ok(read)
     }
 
     async fn read_step(&self, rows: &[RowRef]) -> Result<Given> {
@@ -186,6 +204,34 @@ impl DatasetSource {
             memory: Box::new(read.memory),
         })
     }
+}
+
+/// The columns of rows of both; `None` if a column has another name, or values of another type.
+fn common_fields(a: &[FieldRef], b: &[FieldRef]) -> Option<Vec<FieldRef>> {
+    if a.len() != b.len() {
+        return None;
+    }
+    a.iter().zip(b).map(|(a, b)| common_field(a, b)).collect()
+}
+
+/// A value may be missing if it may be in either. Of what else they say, it says what both do.
+fn common_field(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+    if a == b {
+        return Some(a.clone());
+    }
+    if a.name() != b.name() || a.data_type() != b.data_type() || extension(a) != extension(b) {
+        return None;
+    }
+    let mut said = a.metadata().clone();
+    said.retain(|key, value| b.metadata().get(key) == Some(value));
+    let nullable = a.is_nullable() || b.is_nullable();
+    let field = a.as_ref().clone().with_nullable(nullable);
+    Some(Arc::new(field.with_metadata(said)))
+}
+
+/// What Arrow calls a type that is said in a field's metadata.
+fn extension(field: &Field) -> [Option<&String>; 2] {
+    ["ARROW:extension:name", "ARROW:extension:metadata"].map(|key| field.metadata().get(key))
 }
 
 impl Source for DatasetSource {
