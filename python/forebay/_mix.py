@@ -45,7 +45,7 @@ class Mix(Loadable[S_co]):
     share of the rows that are left.
 
     What goes by row numbers is done to the rows of the first epoch, in the order that
-    ``mix.loader(batch_size)`` without a shuffle has, which are a dataset of their own
+    ``mix.loader(batch_size)`` without a shuffle or a ``seed`` has, which are a dataset of their own
     (:meth:`interleaved`): ``mix[5]``, ``mix[100:]``, :meth:`select`, :meth:`take`, :meth:`skip`,
     :meth:`by_key`, :meth:`describe`.
 
@@ -255,7 +255,8 @@ class Mix(Loadable[S_co]):
 
     def interleaved(self) -> Dataset[S_co]:
         """The rows of the first epoch as a dataset: row ``k`` is what ``mix.loader(…)`` without a
-        shuffle takes as its ``k``-th. It reads nothing, and takes no memory for row numbers.
+        shuffle takes as its ``k``-th, where its ``seed`` is 0. (Another seed takes the datasets in
+        another turn.) It reads nothing, and takes no memory for row numbers.
 
         A loader over it has each of these rows once an epoch: a dataset that ends is repeated, or
         its rest is left out, in every epoch in the same way. A loader over the mix goes on in the

@@ -363,6 +363,8 @@ def test_rows_of_a_mix_have_the_numbers_of_its_first_epoch(ds, other, kind):
     expected = given(mixed.loader(batch_size=1, shuffle=None, epochs=1))
     rows = mixed.interleaved()
     assert len(rows) == len(mixed) == len(expected) and ids(rows) == expected
+    other_seed = given(mixed.loader(batch_size=1, seed=7, epochs=1))
+    assert other_seed != expected, "another turn of the datasets"
     assert [mixed[i]["id"] for i in (0, 7, -1)] == [expected[i] for i in (0, 7, -1)]
     assert ids(mixed[5:50:3]) == expected[5:50:3] and ids(mixed[20:]) == expected[20:]
     assert ids(mixed.take(9)) == expected[:9] and ids(mixed.skip(9)) == expected[9:]
