@@ -17,7 +17,7 @@ package registers the protocol.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -26,7 +26,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ._forebay import Client, ObjectInfo
 from ._pools import Pool
-from .errors import Changed, Error, NotFound
+from .errors import Changed, Error, InvalidRequest, NotFound
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
 
@@ -153,6 +153,28 @@ class ForebayFileSystem(AbstractFileSystem):
         if not key and bucket in self.client.buckets():
             return _directory(path)
         raise FileNotFoundError(path)
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        """Whether something is there. Raises what keeps the node from saying so."""
+        try:
+            self.info(path)
+        except (FileNotFoundError, InvalidRequest):
+            return False
+        return True
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: Any = "omit",
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """As fsspec's, but ``omit`` leaves out only what is not there: a directory that cannot be
+        listed is an error.
+        """
+        handler = _only_missing if on_error == "omit" else on_error
+        return super().walk(path, maxdepth, topdown, handler, **kwargs)
 
     def modified(self, path: str) -> datetime:
         """When the object was last changed at its origin."""
@@ -370,6 +392,12 @@ class ForebayFile(AbstractBufferedFile):
         # There is no upload before a whole block was written.
         if (spool := getattr(self, "_spool", None)) is not None:
             spool.close()
+
+
+def _only_missing(error: OSError) -> None:
+    """Raises what does not mean that nothing is there."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _is_marker(info: ObjectInfo) -> bool:

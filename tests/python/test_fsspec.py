@@ -11,6 +11,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from servers import Node
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +213,29 @@ def test_a_file_that_is_given_up_before_anything_was_written(fs):
     file.discard()
     file.closed = True
     assert not fs.exists("scratch/given-up")
+
+
+def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
+    """A node that is gone, or a directory that may not be listed, is no empty one: whoever begins
+    anew where nothing is, or reads what a pattern finds, must be told.
+    """
+    (tmp_path / "data" / "d").mkdir(parents=True)
+    (tmp_path / "data" / "d" / "x").write_bytes(b"1")
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'data'}"])
+    fs = fsspec.filesystem("forebay", url=node.url, timeout=2, skip_instance_cache=True)
+    assert fs.exists("data/d/x") and fs.exists("data/d") and not fs.exists("data/d/y")
+    assert not fs.exists("data/d//x") and not fs.exists("nothing")
+    assert list(fs.walk("nothing")) == []
+    assert fs.glob("data/**/x") == fs.find("data", maxdepth=2) == ["data/d/x"]
+    node.stop()
+    for ask in (
+        lambda: fs.exists("data/d/x"),
+        lambda: list(fs.walk("data")),
+        lambda: fs.glob("data/**"),
+        lambda: fs.find("data", maxdepth=2),
+    ):
+        with pytest.raises(forebay.ConnectionFailed):
+            ask()
+    told = []
+    assert list(fs.walk("data", on_error=told.append)) == []
+    assert [type(e) for e in told] == [forebay.ConnectionFailed]
