@@ -26,7 +26,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from ._forebay import Client, ObjectInfo
 from ._pools import Pool
-from .errors import Changed, Error, InvalidRequest, NotFound
+from .errors import Changed, Error, InvalidRequest, NotFound, PreconditionFailed
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
 
@@ -280,11 +280,17 @@ class ForebayFileSystem(AbstractFileSystem):
     # Writing
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        name = self._strip_protocol(path)
-        if mode == "create" and self.client.exists(name):
-            raise FileExistsError(path)
-        self.client.put(name, value)
-        self.invalidate_cache(self._parent(path))
+        self._put(self._strip_protocol(path), value, mode == "create")
+
+    def _put(self, name: str, value: Any, is_new: bool) -> None:
+        """Writes an object, with ``is_new`` only where none is."""
+        # Not every origin knows the condition.
+        if is_new and self.client.exists(name):
+            raise FileExistsError(name)
+        try:
+            self.client.put(name, value, if_absent=is_new)
+        except PreconditionFailed as e:
+            raise FileExistsError(name) from e
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.isdir(path1):
@@ -328,6 +334,7 @@ class ForebayFileSystem(AbstractFileSystem):
         file = ForebayFile(
             self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
         )
+        file.is_new = mode == "xb"
         if mode == "rb" and not file.size and file.details["type"] == "directory":
             raise IsADirectoryError(self._why_no_file(path))
         return file
@@ -353,6 +360,9 @@ class ForebayFile(AbstractBufferedFile):
     """An object opened for reading (by ranges, with read-ahead) or for writing (kept aside, and
     written as a whole when it is closed).
     """
+
+    #: Whether it is only written where no object is.
+    is_new = False
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of the version that was opened.
@@ -384,7 +394,7 @@ class ForebayFile(AbstractBufferedFile):
     def commit(self) -> None:
         """Writes the object."""
         self._spool.seek(0)
-        self.fs.client.put(self.path, self._spool)
+        self.fs._put(self.path, self._spool, self.is_new)
         self._spool.close()
 
     def discard(self) -> None:

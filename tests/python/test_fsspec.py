@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import dataset
 import forebay
@@ -239,3 +240,26 @@ def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
     told = []
     assert list(fs.walk("data", on_error=told.append)) == []
     assert [type(e) for e in told] == [forebay.ConnectionFailed]
+
+
+def test_what_is_to_be_new_replaces_nothing(fs, tables):
+    """Whoever opens an object to create it, and whoever was faster: both cannot be right."""
+    local = fsspec.filesystem("forebay", url=tables.url)
+    for files, base in ((fs, "scratch/new"), (local, "tables/new")):
+        file = files.open(f"{base}/opened", "xb")
+        file.write(b"late")
+        files.pipe_file(f"{base}/opened", b"first")
+        with pytest.raises(FileExistsError):
+            file.close()
+        with pytest.raises(FileExistsError):
+            files.pipe_file(f"{base}/opened", b"late", mode="create")
+        with ThreadPoolExecutor(8) as pool:
+            made = [
+                pool.submit(files.pipe_file, f"{base}/piped", b"%d" % i, mode="create")
+                for i in range(8)
+            ]
+        winners = [i for i, one in enumerate(made) if one.exception() is None]
+        assert [type(one.exception()) for one in made].count(FileExistsError) == 7
+        assert files.cat(f"{base}/opened") == b"first"
+        assert files.cat(f"{base}/piped") == b"%d" % winners[0]
+        files.rm(base, recursive=True)
