@@ -16,6 +16,7 @@ package registers the protocol.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -91,8 +92,9 @@ class ForebayFileSystem(AbstractFileSystem):
             found = [_directory(bucket) for bucket in self.client.buckets()]
         else:
             found = self._children(path)
-            if not found:
-                found = [self.info(path)]
+            # One that only a marker stands for, or an empty bucket, has nothing in it.
+            if not found and (info := self.info(path))["type"] == "file":
+                found = [info]
         return found if detail else [entry["name"] for entry in found]
 
     def _children(self, path: str) -> list[dict[str, Any]]:
@@ -307,11 +309,15 @@ class ForebayFileSystem(AbstractFileSystem):
     ) -> None:
         """Removes objects; with ``recursive`` all objects under the paths."""
         paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        # Directories go with what is in them.
-        kept = set(paths) if not recursive else {p for p in paths if self.isfile(p)}
+        directories = {p for p in paths if recursive and self.info(p)["type"] == "directory"}
         for name in paths:
-            if name in kept:
+            if name not in directories:
                 self.rm_file(name)
+        # They go with what is in them, and with the object that stands for one.
+        for name in directories:
+            for info in itertools.islice(self.client.list(f"{name}/", page_size=1), 1):
+                if _is_marker(info) and info.name == f"{name}/":
+                    self.client.delete(info.name)
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Does nothing: directories exist once something is in them."""

@@ -263,3 +263,27 @@ def test_what_is_to_be_new_replaces_nothing(fs, tables):
         assert files.cat(f"{base}/opened") == b"first"
         assert files.cat(f"{base}/piped") == b"%d" % winners[0]
         files.rm(base, recursive=True)
+
+
+def test_directories_that_are_empty(fs, origin_s3, scratch, tmp_path):
+    """Consoles and other tools keep an object that ends in a slash for a directory."""
+    base = f"scratch/{scratch}"
+    for key in ("only/", "d/", "d/in/", "d/in/x"):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{key}", Body=b"")
+    (tmp_path / "hollow").mkdir()
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'hollow'}"])
+    for files, empty in (
+        (fsspec.filesystem("forebay", url=node.url), "hollow"),
+        (fs, f"{base}/only"),
+    ):
+        assert files.isdir(empty) and files.ls(empty) == []
+        assert list(files.walk(empty)) == [(empty, [], [])]
+        assert files.find(empty) == files.find(empty, maxdepth=1) == []
+    node.stop()
+    assert fs.find(f"{base}/d", maxdepth=2) == [f"{base}/d/in/x"]
+    fs.get(base, str(tmp_path / "down"), recursive=True)
+    assert [p.name for p in (tmp_path / "down").rglob("*") if p.is_file()] == ["x"]
+    for path in ("only", "d"):
+        fs.rm(f"{base}/{path}", recursive=True)
+        assert not fs.exists(f"{base}/{path}")
+    assert "Contents" not in origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)
