@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
 
 from ._forebay import Client, ObjectInfo
 from ._pools import Pool
@@ -37,7 +37,18 @@ SPOOL_MAX_BYTES = 64 << 20
 SINGLE_REQUESTS = 8
 
 
-class ForebayFileSystem(AbstractFileSystem):
+class _Kept(_Cached):
+    """fsspec keeps filesystems by the texts of their arguments. That of a client says nothing of
+    its token and its options, so a filesystem with one is not kept.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("client") is not None:
+            kwargs["skip_instance_cache"] = True
+        return super().__call__(*args, **kwargs)
+
+
+class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     """Buckets of a node as a filesystem; paths are ``bucket/key``.
 
     Args:

@@ -287,3 +287,13 @@ def test_directories_that_are_empty(fs, origin_s3, scratch, tmp_path):
         fs.rm(f"{base}/{path}", recursive=True)
         assert not fs.exists(f"{base}/{path}")
     assert "Contents" not in origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)
+
+
+def test_each_client_has_its_own_filesystem(node):
+    one, other = forebay.Client(node.url, timeout=1), forebay.Client(node.url, timeout=2)
+    assert repr(one) == repr(other)
+    kept = [fsspec.filesystem("forebay", client=client) for client in (one, other)]
+    assert [fs.client for fs in kept] == [one, other]
+    assert pickle.loads(pickle.dumps(kept[0])).cat_file("train/one") == b"1"
+    by_url = [fsspec.filesystem("forebay", url=node.url) for _ in range(2)]
+    assert by_url[0] is by_url[1]
