@@ -10,8 +10,13 @@ and others.
     fs = fsspec.filesystem("forebay", url="http://127.0.0.1:8080")
     fs.cat(["bucket/a", "bucket/b"])          # one GetBatch
 
-The node is the one in ``url``, or in the environment variable ``FOREBAY_NODE``. Installing the
-package registers the protocol.
+The node is the one in ``url``, or in the environment variable ``FOREBAY_NODE``. Libraries that
+pass ``storage_options`` on beside an argument that is called ``url`` (pandas, Hugging Face
+datasets, PyTorch's distributed checkpoints) take it as ``node``::
+
+    pandas.read_parquet("forebay://bucket/t.parquet", storage_options={"node": "http://node:8080"})
+
+Installing the package registers the protocol.
 """
 
 from __future__ import annotations
@@ -53,6 +58,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
 
     Args:
         url: The node, or several, as for :class:`forebay.Client`.
+        node: Another name of ``url``, for ``storage_options``.
         client: A client to use instead.
         **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``,
             ``cache``.
@@ -70,6 +76,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         self,
         url: str | Sequence[str] | None = None,
         *,
+        node: str | Sequence[str] | None = None,
         client: Client | None = None,
         token: str | None = None,
         ca: str | None = None,
@@ -79,8 +86,11 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
+        if url is not None and node is not None:
+            raise InvalidRequest("url= and node= are two names of one option", hint="give one")
+        where = node if url is None else url
         self.client = client or Client(
-            url, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache
+            where, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache
         )
 
     @property

@@ -6,9 +6,11 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import dataset
+import datasets
 import forebay
 import forebay.checkpoint as ckpt
 import fsspec
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -297,3 +299,27 @@ def test_each_client_has_its_own_filesystem(node):
     assert pickle.loads(pickle.dumps(kept[0])).cat_file("train/one") == b"1"
     by_url = [fsspec.filesystem("forebay", url=node.url) for _ in range(2)]
     assert by_url[0] is by_url[1]
+
+
+def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
+    frame = pd.DataFrame({"a": range(10), "b": [f"g{i % 2}" for i in range(10)]})
+    options = {"node": node.url}
+    base = f"forebay://scratch/{scratch}"
+    frame.to_parquet(f"{base}/t.parquet", storage_options=options)
+    assert pd.read_parquet(f"{base}/t.parquet", storage_options=options).equals(frame)
+    frame.to_parquet(f"{base}/parts", partition_cols=["b"], storage_options=options)
+    again = pd.read_parquet(f"{base}/parts", storage_options=options, filters=[("b", "==", "g1")])
+    assert again["a"].tolist() == [1, 3, 5, 7, 9]
+    kept = datasets.Dataset.from_pandas(frame)
+    kept.save_to_disk(f"{base}/kept", storage_options=options)
+    assert datasets.load_from_disk(f"{base}/kept", storage_options=options)["a"][:] == [*range(10)]
+    read = datasets.load_dataset(
+        "parquet",
+        data_files=f"{base}/t.parquet",
+        storage_options=options,
+        split="train",
+        cache_dir=str(tmp_path),
+    )
+    assert read["a"][:] == [*range(10)]
+    with pytest.raises(forebay.InvalidRequest, match="two names"):
+        fsspec.filesystem("forebay", url=node.url, node=node.url)
