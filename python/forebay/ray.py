@@ -491,7 +491,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             seconds=0.0,
         )
 
-    def on_write_failed(self, error: Exception) -> None:
+    def on_write_failed(self, error: BaseException) -> None:
         """Removes what was written, unless the manifest is there, or this write is not the one that
         has the claim.
         """
@@ -587,6 +587,13 @@ def write(
         min_rows_per_shard=min_rows_per_shard,
         client=client,
     )
-    dataset.write_datasink(sink, **options)
+    try:
+        dataset.write_datasink(sink, **options)
+    except Exception:
+        raise
+    except BaseException as e:
+        # Ray tells a sink of an Exception only: Ctrl-C, too, leaves nothing.
+        sink.on_write_failed(e)
+        raise
     assert sink.written is not None
     return replace(sink.written, seconds=time.monotonic() - began)

@@ -304,6 +304,26 @@ def test_a_commit_that_fails_leaves_nothing(node):
     assert [i.key for i in client.list("bucket/uncommitted/")] == []
 
 
+def test_ctrl_c_ends_a_write_that_leaves_nothing(node):
+    client = forebay.Client(node.url)
+    late = []
+
+    class Interrupted:
+        """A dataset of Ray's whose writer presses Ctrl-C when one task has ended."""
+
+        def write_datasink(self, sink):
+            sink.on_write_start()
+            task(sink, 0, numbers(1, 2))
+            late.append(sink)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forebay.ray.write(Interrupted(), "bucket/interrupted/", client=client)
+    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+        task(late[0], 1, numbers(3))
+    assert not list(client.list("bucket/interrupted/"))
+
+
 def test_a_task_that_ends_after_its_write_was_given_up_leaves_nothing(node):
     client = forebay.Client(node.url)
     late = begun(client, "late", "tfrecord")
