@@ -194,6 +194,33 @@ class TestPyArrow:
         assert fs.get_file_info("train/nope").type == pa.fs.FileType.NotFound
         assert fs.get_file_info("train/img").type == pa.fs.FileType.Directory
 
+    def test_directories_of_a_node_over_a_directory(self, tables):
+        """PyArrow writes an empty object for a directory: where it makes one, and where one may
+        have lost its last file. There is nothing to write here, and nothing that fails.
+        """
+        local = pa.fs.S3FileSystem(
+            access_key=ACCESS_KEY,
+            secret_key=SECRET_KEY,
+            endpoint_override=tables.url.removeprefix("http://"),
+            scheme="http",
+            region=REGION,
+        )
+        table = pa.table({"a": [1, 2, 3], "g": [1, 1, 2]})
+        pa.dataset.write_dataset(
+            table, "tables/made", filesystem=local, format="parquet", partitioning=["g"]
+        )
+        assert pa.dataset.dataset("tables/made", filesystem=local).count_rows() == 3
+        found = local.get_file_info(pa.fs.FileSelector("tables/made", recursive=True))
+        for info in found:
+            if info.is_file:
+                local.delete_file(info.path)
+        assert local.get_file_info("tables/made").type == pa.fs.FileType.NotFound
+        with local.open_output_stream("tables/made/x") as file:
+            file.write(b"1")
+        local.move("tables/made/x", "tables/made/y")
+        local.delete_dir("tables/made")
+        assert local.get_file_info("tables/made").type == pa.fs.FileType.NotFound
+
     def test_a_parquet_dataset(self, fs, scratch):
         table = pa.table({"x": np.arange(200_000), "part": np.arange(200_000) % 4})
         pa.dataset.write_dataset(

@@ -15,7 +15,8 @@
 //! - A file that changes while it is read ends its body with `VersionChanged`.
 //!
 //! What a directory cannot hold is refused: `a` next to `a/b`, keys that end in `/`, segments of
-//! more than 255 bytes.
+//! more than 255 bytes. An empty object whose key ends in `/`, which clients write for a directory,
+//! is taken, and nothing is kept of it.
 
 mod attributes;
 mod buckets;
@@ -32,7 +33,7 @@ use async_trait::async_trait;
 use attributes::Stored;
 pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
 use bytes::{Bytes, BytesMut};
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, name};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_etag, name};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -577,10 +578,20 @@ impl Origin for LocalOrigin {
         size: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
-        let body = match size {
+        let mut body = match size {
             Some(n) => exact(body, n, format!("the body of put {key:?}")),
             None => body,
         };
+        // Clients write it for a directory, and some say that a removal failed if they cannot.
+        // Directories come and go with the objects in them here.
+        let is_directory = size == Some(0) && key.ends_with('/');
+        if is_directory && !matches!(request.condition, PutCondition::IfMatch(_)) {
+            name::validate_key(key)?;
+            while body.try_next().await?.is_some() {}
+            return Ok(PutResponse {
+                etag: Some(made_etag(0, 0)),
+            });
+        }
         let received = self.receive("put", key, body).await?;
         let key = key.to_owned();
         self.blocking(move |root| {
@@ -828,6 +839,19 @@ mod tests {
             let done = origin.put(key, PutRequest::default(), Some(1), body);
             done.await.map(drop)
         })
+    }
+
+    #[tokio::test]
+    async fn an_empty_object_for_a_directory_is_taken_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        for (content, is_taken) in [("", true), ("x", false)] {
+            let body = crate::body::from_bytes(content.into());
+            let size = Some(content.len() as u64);
+            let put = origin.put("a/b/", PutRequest::default(), size, body);
+            assert_eq!(put.await.is_ok(), is_taken);
+        }
+        assert!(!dir.path().join("a").exists());
     }
 
     // The lock is what is tested, and nothing else runs on this thread.
