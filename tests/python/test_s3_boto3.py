@@ -308,6 +308,18 @@ def test_a_multipart_upload_that_is_aborted_leaves_nothing(s3, scratch):
         assert code_of(caught) == (404, "NoSuchUpload")
 
 
+def test_uploads_are_listed_with_encoded_names(tables):
+    s3 = s3_client(tables.url)
+    key = "uploads/a b+ü"
+    upload = s3.create_multipart_upload(Bucket="tables", Key=key)["UploadId"]
+    listed = {"Bucket": "tables", "Prefix": "uploads/a b"}
+    (plain,) = s3.list_multipart_uploads(**listed)["Uploads"]
+    assert (plain["Key"], plain["UploadId"]) == (key, upload)
+    (encoded,) = s3.list_multipart_uploads(**listed, EncodingType="url")["Uploads"]
+    assert (encoded["Key"], encoded["UploadId"]) == ("uploads/a%20b%2B%C3%BC", upload)
+    s3.abort_multipart_upload(Bucket="tables", Key=key, UploadId=upload)
+
+
 def test_upload_part_copy(s3, scratch, objects):
     upload = s3.create_multipart_upload(Bucket="scratch", Key=scratch)["UploadId"]
     source = {"Bucket": "train", "Key": "big/8MiB"}

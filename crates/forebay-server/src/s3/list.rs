@@ -20,12 +20,12 @@ const URL: &AsciiSet = &NON_ALPHANUMERIC
 
 /// How names are written in an answer.
 #[derive(Clone, Copy)]
-struct Encoding {
+pub(super) struct Encoding {
     url: bool,
 }
 
 impl Encoding {
-    fn of(requested: Option<&EncodingType>) -> Result<Self> {
+    pub(super) fn of(requested: Option<&EncodingType>) -> Result<Self> {
         match requested.map(|e| e.as_str()) {
             None => Ok(Encoding { url: false }),
             Some("url") => Ok(Encoding { url: true }),
@@ -35,7 +35,7 @@ impl Encoding {
         }
     }
 
-    fn name(self, text: &str) -> String {
+    pub(super) fn name(self, text: &str) -> String {
         if self.url {
             utf8_percent_encode(text, URL).to_string()
         } else {
@@ -43,7 +43,7 @@ impl Encoding {
         }
     }
 
-    fn opt(self, text: Option<String>) -> Option<String> {
+    pub(super) fn opt(self, text: Option<String>) -> Option<String> {
         text.map(|t| self.name(&t))
     }
 }

@@ -8,7 +8,7 @@ use super::{
         put_condition, timestamp,
     },
     error::Refusal,
-    list::owner,
+    list::{Encoding, owner},
     verify::{value, verify},
     write::{length, trailing},
 };
@@ -319,26 +319,10 @@ impl Ops {
             self.engine.buckets().origin(&input.bucket).await.map(drop),
             &note,
         )?;
-        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty())
-            || input.encoding_type.is_some()
-        {
-            // botocore sends encoding-type=url by default; names that need no encoding are the same
-            // either way.
-            let plain = |u: &Upload| {
-                u.name
-                    .key()
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b"-._~/".contains(&b))
-            };
-            if input.delimiter.is_some() || !self.uploads.list(&input.bucket, "").iter().all(plain)
-            {
-                return Err(failed(
-                    Error::unsupported(
-                        "delimiter and encoding-type in a listing of uploads are not offered",
-                    ),
-                    &note,
-                ));
-            }
+        let encoding = answer(Encoding::of(input.encoding_type.as_ref()), &note)?;
+        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty()) {
+            let e = Error::unsupported("a delimiter in a listing of uploads is not offered");
+            return Err(failed(e, &note));
         }
         let prefix = input.prefix.clone().unwrap_or_default();
         let (key_marker, id_marker) = (
@@ -361,7 +345,7 @@ impl Ops {
         let page: Vec<Upload> = rest.by_ref().take(max).collect();
         let truncated = rest.next().is_some();
         let listed = |u: &Upload| MultipartUpload {
-            key: Some(u.name.key().to_owned()),
+            key: Some(encoding.name(u.name.key())),
             upload_id: Some(u.id.clone()),
             initiated: Some(timestamp(u.begun_ms)),
             owner: Some(owner()),
@@ -372,14 +356,14 @@ impl Ops {
             next_key_marker: page
                 .last()
                 .filter(|_| truncated)
-                .map(|u| u.name.key().to_owned()),
+                .map(|u| encoding.name(u.name.key())),
             next_upload_id_marker: page.last().filter(|_| truncated).map(|u| u.id.clone()),
             uploads: Some(page.iter().map(listed).collect()),
             is_truncated: Some(truncated),
             max_uploads: Some(max as i32),
             bucket: Some(input.bucket),
-            prefix: Some(prefix),
-            key_marker: input.key_marker,
+            prefix: Some(encoding.name(&prefix)),
+            key_marker: encoding.opt(input.key_marker),
             upload_id_marker: input.upload_id_marker,
             encoding_type: input.encoding_type,
             ..Default::default()
