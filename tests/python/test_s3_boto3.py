@@ -320,6 +320,16 @@ def test_uploads_are_listed_with_encoded_names(tables):
     s3.abort_multipart_upload(Bucket="tables", Key=key, UploadId=upload)
 
 
+def test_a_part_without_its_number_does_not_replace_the_object(tables):
+    s3 = s3_client(tables.url)
+    s3.put_object(Bucket="tables", Key="uploads/whole", Body=b"whole")
+    url = s3.generate_presigned_url("put_object", {"Bucket": "tables", "Key": "uploads/whole"})
+    plain = url.split("?")[0]
+    assert requests.put(f"{plain}?uploadId=1", data=b"part").status_code == 501
+    assert s3.get_object(Bucket="tables", Key="uploads/whole")["Body"].read() == b"whole"
+    s3.delete_object(Bucket="tables", Key="uploads/whole")
+
+
 def test_upload_part_copy(s3, scratch, objects):
     upload = s3.create_multipart_upload(Bucket="scratch", Key=scratch)["UploadId"]
     source = {"Bucket": "train", "Key": "big/8MiB"}

@@ -162,7 +162,7 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
             // The parts of an upload. Reading the first part of an object is offered if it is the
             // whole object (see `read`).
-            || (name == "uploadId" && object)
+            || (name == "uploadId" && object && (*method != Method::PUT || target.query("partNumber").is_some()))
             || (name == "partNumber" && object && (target.query("uploadId").is_some() || (value == "1" && super::read::is_read(method, target))))
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");
@@ -437,6 +437,8 @@ mod tests {
             (Method::PUT, "/b/k?renameObject"),
             (Method::GET, "/b?versions"),
             (Method::GET, "/b?uploadId=1"),
+            // The S3 library would write the object.
+            (Method::PUT, "/b/k?uploadId=1"),
         ] {
             assert_eq!(
                 check(method, uri, &[]),
