@@ -87,6 +87,15 @@ def test_the_first_part_of_an_object_in_one_piece_is_all_of_it(s3, objects):
     assert code_of(caught)[0] in (416, 501)
 
 
+def test_a_file_is_one_part(tables):
+    s3 = s3_client(tables.url)
+    s3.put_object(Bucket="tables", Key="one-part", Body=b"0123456789")
+    got = s3.get_object(Bucket="tables", Key="one-part", PartNumber=1)
+    assert got["Body"].read() == b"0123456789" and got["ContentRange"] == "bytes 0-9/10"
+    assert s3.head_object(Bucket="tables", Key="one-part", PartNumber=1)["ContentLength"] == 10
+    s3.delete_object(Bucket="tables", Key="one-part")
+
+
 def test_ranges_that_cannot_be(s3):
     for key, range in [("one", "bytes=1-"), ("empty", "bytes=0-0"), ("one", "bytes=-0")]:
         with pytest.raises(ClientError) as caught:

@@ -123,8 +123,8 @@ async fn attributes(
 
 /// `partNumber=1`, which the AWS SDKs' C runtime sends to learn how large an object is. For an
 /// object that was written in one piece, the answer is the whole object with the status and range
-/// of a part. False for other objects (their ETags have the form `"hash-count"`): where their parts
-/// end is not known here.
+/// of a part. False for objects that an S3 service put together: where their parts end is not known
+/// here.
 fn as_only_part(response: &mut Response<AnswerBody>) -> Result<bool> {
     let text = |name| {
         response
@@ -132,7 +132,7 @@ fn as_only_part(response: &mut Response<AnswerBody>) -> Result<bool> {
             .get(name)
             .and_then(|v: &HeaderValue| v.to_str().ok())
     };
-    if text(header::ETAG).is_some_and(|etag| etag.contains('-')) {
+    if text(header::ETAG).is_some_and(is_of_parts) {
         return Ok(false);
     }
     let size: u64 = text(header::CONTENT_LENGTH)
@@ -145,6 +145,14 @@ fn as_only_part(response: &mut Response<AnswerBody>) -> Result<bool> {
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
     }
     Ok(true)
+}
+
+/// Whether an ETag is an S3 service's for an upload in parts: an MD5, and their number. The ETags
+/// of files, which have no parts, have hyphens too.
+fn is_of_parts(etag: &str) -> bool {
+    etag.trim_matches('"')
+        .split_once('-')
+        .is_some_and(|(md5, count)| md5.len() == 32 && count.parse::<u32>().is_ok())
 }
 
 /// `response-content-type` and its kin: headers that a presigned URL asks the answer to have.
@@ -176,4 +184,23 @@ fn response_overrides(target: &Target) -> Result<HeaderMap> {
         headers.insert::<HeaderName>(name, value);
     }
     Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_have_no_parts() {
+        assert!(is_of_parts("\"d41d8cd98f00b204e9800998ecf8427e-2\""));
+        for whole in [
+            "\"d41d8cd98f00b204e9800998ecf8427e\"",
+            "\"a3495e-18ec60df3571504f-a-ad8553ca3fc03b23-crc32c.280c069e\"",
+            "\"a2c4a2-18ec5fbd9e828976-500\"",
+            "\"686897696a7c876b7e-1\"",
+            "",
+        ] {
+            assert!(!is_of_parts(whole), "{whole}");
+        }
+    }
 }
