@@ -35,6 +35,15 @@ class TestS3fs:
         for name in dataset.ODD_NAMES:
             assert fs.cat_file(f"train/{name}") == objects[name]
 
+    def test_a_file_that_is_overwritten_while_it_is_open(self, fs, scratch):
+        fs.pipe_file(f"scratch/{scratch}", b"a" * 3_000_000)
+        with fs.open(f"scratch/{scratch}", block_size=1 << 20) as file:
+            assert file.read(10) == b"a" * 10
+            fs.pipe_file(f"scratch/{scratch}", b"b" * 3_000_000)
+            file.seek(2_500_000)
+            with pytest.raises(s3fs.utils.FileExpired):
+                file.read(10)
+
     def test_looking(self, fs, objects):
         assert sorted(fs.find("train/img")) == sorted(
             f"train/{k}" for k in objects if k.startswith("img/")

@@ -10,6 +10,9 @@ use std::time::Duration;
 /// The Retry-After of answers that say "later" but not when.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 
+/// S3's own sentence, by which s3fs knows that a file was overwritten while it was open.
+const PRECONDITION_FAILED: &str = "At least one of the pre-conditions you specified did not hold";
+
 /// The S3 error code and the status for a kind.
 fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
     use ErrorKind::*;
@@ -50,6 +53,10 @@ impl From<Error> for Refusal {
     /// Uses the code of the error's kind.
     fn from(error: Error) -> Self {
         let (code, status) = code(error.kind());
+        let error = match error.kind() {
+            ErrorKind::PreconditionFailed => error.context(PRECONDITION_FAILED),
+            _ => error,
+        };
         Refusal {
             code,
             status,
