@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 #: Where Lightning takes batches for its loops, under both of its names.
 FETCHERS = ("lightning.pytorch.loops.fetchers", "pytorch_lightning.loops.fetchers")
+#: And where it gets ready to train.
+FITS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 
 
 class Ahead:
@@ -47,11 +50,32 @@ class Ahead:
 
 
 def _fetcher() -> Any:
+    found = (frame for frame in _callers() if frame.f_globals.get("__name__") in FETCHERS)
+    frame = next(found, None)
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def trains_from_workers_with_states() -> bool:
+    """Whether Lightning gets ready to train from a ``StatefulDataLoader`` with workers, and asks it
+    here, in this thread, how many batches there are. The states of workers come with the batches,
+    and count those that are taken ahead.
+    """
+    stateful = sys.modules.get("torchdata.stateful_dataloader")
+    if stateful is None or not any(module in sys.modules for module in FITS):
+        return False
+    frames = list(_callers())
+    loaders = (frame.f_locals.get("self") for frame in frames)
+    return any(
+        isinstance(loader, stateful.StatefulDataLoader) and loader.num_workers > 0
+        for loader in loaders
+    ) and any(frame.f_globals.get("__name__") in FITS for frame in frames)
+
+
+def _callers() -> Iterator[FrameType]:
+    """The frames of this thread, where Lightning may be among them."""
     if not any(module in sys.modules for module in FETCHERS):
-        return None
+        return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") in FETCHERS:
-            return frame.f_locals.get("self")
+        yield frame
         frame = frame.f_back
-    return None

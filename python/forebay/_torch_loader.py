@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -13,7 +14,7 @@ import torch.utils.data
 
 from ._collate import owned
 from ._decode import NOTHING
-from ._lightning import Ahead
+from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
 from ._plan import RELAXED, State
 from .errors import InvalidRequest
@@ -49,6 +50,14 @@ def _dealer() -> str | None:
         frame = frame.f_back
     return found
 
+
+#: Of a training in Lightning.
+AHEAD_IN_WORKERS = (
+    "Lightning takes a batch ahead where the number of batches is not known, and a state of"
+    " StatefulDataLoader with workers counts it: a training that goes on from a checkpoint would"
+    " never see that batch. Give Lightning forebay.torch.Resumable(DataLoader(loader.torch(),"
+    " batch_size=None, num_workers=…)), the loader itself, or num_workers=0"
+)
 
 #: What it yields: batches, or samples.
 T_co = TypeVar("T_co", covariant=True)
@@ -179,6 +188,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         """Batches (or samples) of the next iteration, of all workers together."""
         total = self.loader.total(self.begin)
         if total is None:
+            if trains_from_workers_with_states():
+                warnings.warn(AHEAD_IN_WORKERS, stacklevel=2)
             raise TypeError("the end of this iteration is not known")
         return total * (self.loader.options.batch_size or 1) if self.samples else total
 
@@ -214,13 +225,19 @@ class WorkerIteration(Iterator[T_co]):
         self._after: State = start
         # Where the pipeline begins: steps are counted from there.
         self._first = worker
+        # Where it was before the batch that was yielded last, which may have been taken ahead.
+        self._before = worker
+        self._ahead = Ahead()
 
     def __iter__(self) -> WorkerIteration[T_co]:
         return self
 
     def _next_step(self) -> Any:
+        self._before = self._number
         if self._pipeline is None:
             self._first = self._number
+            if torch.utils.data.get_worker_info() is None:
+                self._ahead.look()
             loader = self._data.loader
             self._pipeline = loader.pipeline(
                 self._start,
@@ -239,6 +256,7 @@ class WorkerIteration(Iterator[T_co]):
                 self._pipeline.close()
                 raise StopIteration
             self._after = made.step.next
+            self._ahead.takes()
             if made.batch is not NOTHING:
                 return owned(made.batch)
             # None of its samples could be made.
@@ -261,11 +279,14 @@ class WorkerIteration(Iterator[T_co]):
         return (sample, tag) if self._data.tagged else sample
 
     def state_dict(self) -> dict[str, Any]:
-        """What this worker has yielded."""
+        """What this worker has yielded, but for a batch that was taken ahead."""
+        step, sample = self._number, self._sample
+        if self._ahead.holds_one:
+            step, sample = self._before, 0
         return {
             "start": self._start,
-            "step": self._number,
-            "sample": self._sample,
+            "step": step,
+            "sample": sample,
             "worker": self._worker,
             "workers": self._workers,
         }

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import forebay
@@ -60,6 +61,7 @@ def test_jax_arrays(ds):
 
 SHARDED_PACKS = """
 import sys
+import warnings
 import forebay, forebay.jax, jax, numpy as np
 
 assert jax.device_count() == 4
@@ -268,12 +270,15 @@ def lightning_model(step):
     return Model()
 
 
-@pytest.mark.parametrize("kind", ["bounded", "packs", "packs in a DataLoader"])
+@pytest.mark.parametrize(
+    "kind", ["bounded", "packs", "packs in a DataLoader", "packs in a StatefulDataLoader"]
+)
 def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
     """Lightning takes one batch ahead where it is not told how many there are."""
     pytest.importorskip("lightning")
     from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def make():
         options = {"shuffle": "full", "seed": 1, "output": "torch"}
@@ -283,12 +288,16 @@ def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
         loader = ds.loader(batch_size=1, pack=pack, **options)
         if kind == "packs":
             return loader
+        if kind == "packs in a StatefulDataLoader":
+            return StatefulDataLoader(loader.torch(), batch_size=None)
         return forebay.torch.Resumable(DataLoader(loader.torch(), batch_size=None))
 
     def content(batch):
         return batch["id" if "id" in batch else "tokens"].tolist()
 
     own = make()
+    # Whose epochs nobody sets.
+    is_stateful = isinstance(own, StatefulDataLoader)
     whole = [content(batch) for _ in range(2) for batch in own]
     seen = []
 
@@ -298,7 +307,7 @@ def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
     def until_killed(batch, number):
         if len(seen) == 8:
             raise Killed
-        assert copy.deepcopy(loader).state_dict() == loader.state_dict()
+        assert is_stateful or copy.deepcopy(loader).state_dict() == loader.state_dict()
         seen.append(content(batch))
 
     saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
@@ -314,7 +323,25 @@ def test_lightning_goes_on_with_the_next_batch(ds, tmp_path, kind):
         ckpt_path=str(tmp_path / "step=6.ckpt"),
     )
     assert rest == whole[6:]
-    assert again.state_dict()["epoch"] == 2
+    assert is_stateful or again.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lightning_is_told_of_states_that_count_a_batch_too_many(ds, workers):
+    pytest.importorskip("lightning")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def warnings_of(**options):
+        loader = ds.loader(columns=["id"], output="torch", **options)
+        data = StatefulDataLoader(loader.torch(), batch_size=None, num_workers=workers)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            lightning_trainer().fit(lightning_model(lambda batch, number: None), data)
+        return [str(w.message) for w in caught if "never see that batch" in str(w.message)]
+
+    assert warnings_of(batch_size=50) == []
+    told = warnings_of(max_total=2000, length="size")
+    assert bool(told) == bool(workers) and all("Resumable" in text for text in told)
 
 
 @pytest.mark.parametrize("resumable", [False, True])
