@@ -386,14 +386,19 @@ class Loader(Generic[B_co]):
 
     def __iter__(self) -> Iterator[B_co]:
         before = None if self._current is None else self._current()
-        if before is not None and before.goes_on:
-            before.is_replaced = True
-        self.close()
+        if before is not None:
+            before.give_way()
         self._state = self._trained
         self._ahead.look()
         iteration: Iteration[B_co] = Iteration(self, self._state, self._meter)
+        # From here on, one that began in the same moment in another thread is not the current one.
         self._current = weakref.ref(iteration)
         return iteration
+
+    def _is_overtaken(self, iteration: Iteration[B_co]) -> bool:
+        """Whether another loop has begun since this iteration did."""
+        current = self._current
+        return current is not None and current() is not iteration
 
     def total(self, state: State) -> int | None:
         """The number of batches of one iteration from a state on; None if endless or unknown."""
@@ -952,8 +957,8 @@ class Iteration(Generic[B_co]):
         self._lock = threading.Lock()
         energy.watch()
         self._number = 0
-        #: Another loop over the loader has begun.
-        self.is_replaced = False
+        # Another loop over the loader has begun.
+        self._is_replaced = False
         # The epoch of the last batch, and when it was handed out.
         self._epoch = int(state["epoch"])
         self._handed: float | None = None
@@ -984,14 +989,8 @@ class Iteration(Generic[B_co]):
             # Before the lock, which another thread may have held at the fork.
             pipeline.check_process()
         with self._lock:
-            if self._pipeline is None:
-                if self.is_replaced:
-                    raise InvalidRequest(
-                        "another loop over this loader has begun, and a loader has one at a time",
-                        hint="make a loader for each, or keep the batches: batches ="
-                        " list(itertools.islice(loader, n))",
-                    )
-                raise StopIteration
+            if not self._is_current():
+                raise self._over()
             began = self._meter.began()
             if self._handed is None:
                 clients = self._loader.clients()
@@ -1012,28 +1011,29 @@ class Iteration(Generic[B_co]):
         """
         pipeline, ledger = self._pipeline, self._meter.ledger
         if pipeline is None:
-            raise StopIteration
+            raise self._over()
         try:
             # The same again if a signal ended the last call before it counted.
             made = pipeline.at(self._number)
         except Exception:
             if self._pipeline is None:  # closed meanwhile: why it broke off no longer matters
-                raise StopIteration from None
+                raise self._over() from None
             # The state is still the one before this step: a new loop over the loader begins with
             # it.
             self.close()
             raise
         finally:
             ended = self._meter.ended(began)
+        is_current = self._is_current()
         if made is None:
             ledger.loop_ended(self._epoch, asked, ended)
-            if self._pipeline is not None:
+            if is_current:
                 self.close()
                 self._loader._finished(self._until)
-            raise StopIteration
+            raise self._over()
         step = made.step
-        if self._pipeline is None:
-            raise StopIteration
+        if not is_current:
+            raise self._over()
         assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
         if self._bar is not None:
             self._bar.advance(step.real * self._ranks)
@@ -1048,6 +1048,28 @@ class Iteration(Generic[B_co]):
         self._loader._yielded(step)
         self._number += 1
         return made.batch
+
+    def _is_current(self) -> bool:
+        """Whether this is the loop that the loader has now, and there may be batches to come."""
+        if self._pipeline is not None and self._loader._is_overtaken(self):
+            self.give_way()
+        return self._pipeline is not None
+
+    def _over(self) -> Exception:
+        """Why there are no more batches."""
+        if not self._is_replaced:
+            return StopIteration()
+        return InvalidRequest(
+            "another loop over this loader has begun, and a loader has one at a time",
+            hint="make a loader for each, or keep the batches: batches ="
+            " list(itertools.islice(loader, n))",
+        )
+
+    def give_way(self) -> None:
+        """Another loop over the loader begins: this one ends, and says so if it went on."""
+        if self._pipeline is not None:
+            self._is_replaced = True
+            self.close()
 
     def close(self) -> None:
         """Ends the loop and discards what was fetched ahead. A thread that waits for a batch sees

@@ -1197,6 +1197,54 @@ def test_a_pickled_loader_goes_on(ds):
     assert first + ids(again) == ids(ds.loader(batch_size=10, shuffle="full"))
 
 
+def test_of_two_loops_that_begin_in_one_moment_one_says_so(ds, monkeypatch):
+    loader, both, found = ds.loader(10), threading.Barrier(2, timeout=60), []
+    make = loader.pipeline
+
+    def together(*given, **options):
+        both.wait()
+        return make(*given, **options)
+
+    monkeypatch.setattr(loader, "pipeline", together)
+
+    def loop():
+        batches = iter(loader)
+        both.wait()
+        try:
+            found.append(ids(batches))
+        except forebay.InvalidRequest as e:
+            found.append(e.message)
+
+    for _ in range(5):
+        found.clear()
+        threads = [threading.Thread(target=loop) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, found)) == [
+            str(list(range(100))),
+            "another loop over this loader has begun, and a loader has one at a time",
+        ]
+        assert loader.state_dict()["position"] == 0
+
+
+def test_a_loop_that_waits_while_another_begins_says_so(ds, monkeypatch):
+    loader = ds.loader(10)
+    first = iter(loader)
+    next(first)
+    make = first._pipeline.at
+
+    def at(number):
+        made = make(number)
+        next(iter(loader))
+        return made
+
+    monkeypatch.setattr(first._pipeline, "at", at)
+    with pytest.raises(forebay.InvalidRequest, match="another loop over this loader"):
+        next(first)
+
+
 def test_a_loop_says_that_another_one_has_begun(ds):
     loader = ds.loader(10)
     first = iter(loader)
