@@ -10,10 +10,33 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from . import errors
 from ._forebay import Client
 from .errors import Error, InvalidRequest
 
 DEFAULT_NODE = "http://127.0.0.1:8080"
+#: What kind an error is of, by the codes of the node and of the compiled commands; the first class
+#: that fits.
+CODES: tuple[tuple[type[BaseException], str], ...] = (
+    (errors.Unauthenticated, "unauthenticated"),
+    (errors.PermissionDenied, "permission_denied"),
+    (errors.NotFound, "not_found"),
+    (errors.Conflict, "conflict"),
+    (errors.PreconditionFailed, "precondition_failed"),
+    (errors.TooLarge, "too_large"),
+    (errors.RangeNotSatisfiable, "range_not_satisfiable"),
+    (errors.Busy, "busy"),
+    (errors.Damaged, "corrupt"),
+    (errors.ConnectionFailed, "origin_unavailable"),
+    (errors.Truncated, "origin_unavailable"),
+    (errors.Timeout, "timeout"),
+    (errors.Unsupported, "unsupported"),
+    (ImportError, "unsupported"),
+    (errors.SampleFailed, "invalid"),
+    (ValueError, "invalid"),
+)
+#: Of a node that failed, by its status.
+FAILED = {502: "origin_unavailable", 507: "no_room"}
 #: For the end of a command's help.
 ENVIRONMENT = """\
 Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one;
@@ -90,6 +113,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _code(error: BaseException) -> str:
+    found = next((code for kind, code in CODES if isinstance(error, kind)), None)
+    return found or FAILED.get(getattr(error, "status", None) or 0, "internal")
+
+
 def _failed(error: BaseException, args: argparse.Namespace) -> None:
     """Says so in the words and the form of the compiled commands."""
     message = getattr(error, "message", None) or str(error)
@@ -99,7 +127,10 @@ def _failed(error: BaseException, args: argparse.Namespace) -> None:
         causes.append(f"{type(cause).__name__}: {cause}")
         cause = cause.__cause__
     if args.json:
-        said = {"message": message, **({"hint": hint} if hint else {}), "causes": causes}
+        said = {"code": _code(error), "message": message}
+        if hint:
+            said["hint"] = hint
+        said["causes"] = causes
         print(json.dumps({"error": said}), file=sys.stderr)
         return
     print(f"error: {message}", file=sys.stderr)

@@ -191,6 +191,9 @@ def test_what_is_wrong_is_said(shown):
         )
         error = json.loads(failed.stderr)["error"]
         assert "bk/none" in error["message"] and isinstance(error["causes"], list), command
+        assert error["code"] == "not_found", command
+    failed = show(shown, "--json", "bk/table/", "--rows", "-1")
+    assert json.loads(failed.stderr)["error"]["code"] == "invalid"
     nobody = show(shown, "bk/table/", "--node", "http://127.0.0.1:9")
     assert nobody.returncode == 1 and "cannot connect to http://127.0.0.1:9" in nobody.stderr
 
@@ -206,7 +209,8 @@ def test_a_result_that_cannot_be_written_is_an_error(shown, options):
     assert failed.returncode == 1, failed.stderr
     said = "cannot write to stdout: No space left on device"
     if options:
-        assert json.loads(failed.stderr)["error"]["message"] == said
+        error = json.loads(failed.stderr)["error"]
+        assert (error["code"], error["message"]) == ("internal", said)
     else:
         assert failed.stderr == f"error: {said}\n"
     if not options:

@@ -1736,7 +1736,8 @@ def test_the_command_reshards(source, node, scratch, fetch, client):
         failed = reshard(node, *arguments)
         assert failed.returncode == status and re.search(said, failed.stderr), failed.stderr
     failed = reshard(node, "--json", *command, "--seed", "8")
-    assert json.loads(failed.stderr)["error"]["hint"]
+    error = json.loads(failed.stderr)["error"]
+    assert error["hint"] and error["code"] == "conflict"
 
 
 def test_the_command_is_in_the_help_and_the_program_alone_says_where_it_is(node):
