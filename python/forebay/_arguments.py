@@ -5,6 +5,7 @@ numbers may be; and how columns differ that have to be the same.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -19,6 +20,8 @@ BATCH_ROWS_MAX, LOOKAHEAD_ROWS_MAX = 1 << 20, 1 << 22
 GROUP_BLOCKS_MAX = 1 << 20
 #: Connections of one stream.
 CONNECTIONS_MAX = 256
+#: What makes a source a pattern, where no backslash is before it.
+WILDCARD = re.compile(r"(?<!\\)(?:\\\\)*[*?[]")
 #: What numbers of 64 bits end with, such as seeds.
 U64_MAX = (1 << 64) - 1
 
@@ -75,6 +78,13 @@ def source_names(given: Any) -> list[str]:
             f" or manifest:bucket/key; not {given!r}"
         )
     for name in found:
+        is_pattern = name.endswith("/") and not name.startswith("manifest:")
+        if is_pattern and WILDCARD.search(name):
+            raise InvalidRequest(
+                f"{name}: a pattern that ends in / matches no object",
+                hint=f"{name}** for everything below; or a backslash before each *, ? and [ of a"
+                " name",
+            )
         scheme, mark, rest = name.removeprefix("manifest:").partition("://")
         if mark and scheme.lower() in ("hf", "http", "https", "file"):
             place, _, last = rest.rpartition("/")

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from forebay._arguments import source_names
 
 ROWS = 30
 
@@ -282,6 +283,12 @@ def test_what_open_asks_for(node):
             with pytest.raises(forebay.InvalidRequest, match="at a node") as refused:
                 opens(wrong, client=client)
             assert f"forebay serve --origin {say}" == refused.value.hint
+    for wrong in ("b/x/*/", "s3://b/[ab]?/", "b/\\\\*/"):
+        for opens in (forebay.open, forebay.open_shards):
+            with pytest.raises(forebay.InvalidRequest, match="ends in / matches no object") as e:
+                opens(["b/y", wrong], client=client)
+            assert f"{wrong}**" in e.value.hint
+    assert source_names(["b/{x,y}/", "b/\\[x]/"]) == ["b/{x,y}/", "b/\\[x]/"]
     for wrong in ("http://127.0.0.1:1", 5):
         with pytest.raises(TypeError, match=r"client must be a forebay\.Client"):
             forebay.open("a", client=wrong)
