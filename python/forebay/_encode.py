@@ -320,9 +320,21 @@ def _each_row(
 ) -> Iterator[dict[str, Any]]:
     shard.at = shard.first
     for rows in batches:
-        for row in rows_of(rows):
-            yield row
-            shard.at += 1
+        first = shard.at
+        try:
+            for row in rows_of(rows):
+                yield row
+                shard.at += 1
+        except InvalidRequest:
+            # Columns are taken apart as a whole: which row has it, only each row alone says.
+            for number in range(len(rows)):
+                alone = rows[number : number + 1]
+                try:
+                    next(iter(rows_of(Rows([alone.arrow()], alone.ids))))
+                except InvalidRequest as e:
+                    shard.at = first + number
+                    raise _bad_row(shard, e.message, e.hint) from e
+            raise
 
 
 def _bad_row(shard: Shard, why: str, hint: str | None = None) -> SampleFailed:
@@ -621,7 +633,7 @@ class Jsonl(Encoder):
         for row in _each_row(batches, shard, Rows.plain):
             try:
                 yield encode(row).encode() + b"\n"
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 hint = "JSON has no NaN and no infinity, and its texts are Unicode"
                 raise _bad_row(shard, str(e), hint) from e
 
@@ -1676,7 +1688,7 @@ class Mds(Encoder):
                 )
             try:
                 datum = encode(row[name])
-            except (ValueError, OverflowError) as e:
+            except (ValueError, OverflowError, RecursionError) as e:
                 kind, encoding = self.options.kinds[name], self._encoding(name)
                 is_other = kind.startswith("list<") and encoding != "json" and _is_plain(kind)
                 hint = f'columns={{{name!r}: "json"}} takes any list' if is_other else None

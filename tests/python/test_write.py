@@ -968,10 +968,38 @@ def test_a_text_that_should_be_json_and_is_not_is_told(put, client, scratch):
     table = pa.table([pa.array(["1", "{", "2"])], pa.schema([said]))
     ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
     assert ds.schema["said"] == "Json"
-    with pytest.raises(forebay.InvalidRequest, match="'said' is of JSON, and has '{'"):
+    with pytest.raises(forebay.SampleFailed, match="'said' is of JSON, and has '{'") as failed:
         ds.write(f"scratch/{scratch}/out/", "jsonl")
+    assert "position 1 of the order" in str(failed.value) and failed.value.row == 1
+    assert "cast it to text" in failed.value.hint
     with pytest.raises(forebay.SampleFailed, match="position 1 .* column 'said'"):
         ds.write(f"scratch/{scratch}/mds/", "mds")
+    # Within a list, and of several parts, too.
+    lists = pa.array([["1"], ["2", "["], None])
+    lists = lists.cast(pa.list_(said.with_name("item")))
+    nested = forebay.open(
+        put("in/nested.parquet", parquet(pa.table({"list": lists}))), client=client
+    )
+    for format in ("jsonl", "mds"):
+        with pytest.raises(forebay.SampleFailed, match="position 2 of the order") as failed:
+            nested.select([0, 2, 1]).write(f"scratch/{scratch}/{format}-nested/", format)
+        assert failed.value.row == 2
+
+
+def test_json_that_is_nested_too_deeply_is_told(put, client, scratch):
+    said = pa.field("said", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+    deep = "[" * 100_000 + "]" * 100_000
+    table = pa.table([pa.array(["1", deep])], pa.schema([said]))
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    for format in ("mds", "jsonl"):
+        with pytest.raises(forebay.SampleFailed, match="position 1 .*recursion") as failed:
+            ds.write(f"scratch/{scratch}/{format}/", format)
+        assert failed.value.row == 1
+    bytes_of = forebay.open(
+        put("in/b.parquet", parquet(pa.table({"said": [b"1", deep.encode()]}))), client=client
+    )
+    with pytest.raises(forebay.SampleFailed, match="position 1 .*recursion"):
+        bytes_of.write(f"scratch/{scratch}/bytes/", "mds", columns={"said": "json"})
 
 
 def tensors() -> tuple[pa.Table, dict[str, np.ndarray]]:
