@@ -64,13 +64,18 @@ def _joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def tokens_of(rows: Rows, column: str) -> Table:
+def tokens_of(
+    rows: Rows, column: str, name: Callable[[int, int], tuple[str, int] | None]
+) -> Table:
     """A column of lists of whole numbers. A missing list has no tokens.
+
+    Args:
+        name: Says where a row is, for an error.
 
     Raises:
         InvalidRequest: It is another column, or tokens are missing.
     """
-    tables = []
+    tables, lacking = [], []
     for part in rows._parts:
         found = _arrow.columns(part)[column].lists()
         if found is None or found[0].ndim > 1 or found[0].dtype.kind not in "iu":
@@ -79,25 +84,29 @@ def tokens_of(rows: Rows, column: str) -> Table:
                 hint="name a column of tokens, or give Pack(tokenize=...)",
             )
         values, starts, counts = found
+        lacks = np.zeros(len(counts), np.bool_)
         if isinstance(values, np.ma.MaskedArray):
             # What a missing list of a fixed size stands over is missing too, and in no list.
             before = np.concatenate([[0], np.cumsum(np.ma.getmaskarray(values))])
             begins = starts[counts > 0]
-            if np.any(before[begins] < before[begins + counts[counts > 0]]):
-                raise InvalidRequest(
-                    f"column {column!r} has lists in which tokens are missing",
-                    hint="write the data without them",
-                )
+            lacks[counts > 0] = before[begins] < before[begins + counts[counts > 0]]
             values = np.ma.getdata(values)
         tables.append(Table(values, starts, counts))
+        lacking.append(lacks)
     if not tables:
         return Table(np.empty(0, np.int64), *(np.empty(0, np.int64),) * 2)
-    table = _joined(tables)
-    if rows._pick is None:
-        return table
-    begins = np.cumsum([0] + [len(t.counts) for t in tables])
-    at = begins[rows._pick[:, 0]] + rows._pick[:, 1]
-    return Table(table.values, table.starts[at], table.counts[at])
+    table, lacks = _joined(tables), np.concatenate(lacking)
+    if rows._pick is not None:
+        begins = np.cumsum([0] + [len(t.counts) for t in tables])
+        at = begins[rows._pick[:, 0]] + rows._pick[:, 1]
+        table, lacks = Table(table.values, table.starts[at], table.counts[at]), lacks[at]
+    if lacks.any():
+        raise InvalidRequest(
+            f"{_row_at(rows.ids, rows.sources, int(lacks.argmax()), name)} has a list in column"
+            f" {column!r} in which tokens are missing",
+            hint="write the data without them",
+        )
+    return table
 
 
 def _numbers(found: Any) -> np.ndarray:
@@ -192,7 +201,7 @@ class Tokenizing(Recipe):
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         if samples is None:
-            values, starts, counts = tokens_of(rows, self.rules.column).first(real)
+            values, starts, counts = tokens_of(rows, self.rules.column, self.name).first(real)
         else:
             counts = np.array([len(s) for s in samples[:real]], np.int64)
             values = np.concatenate(samples) if samples else np.empty(0, np.int64)
@@ -300,8 +309,17 @@ class Read:
 
 def _where(window: Window, at: int, name: Callable[[int, int], tuple[str, int] | None]) -> str:
     """Where a row of a window lies."""
-    source = 0 if window.sources is None else int(window.sources[at])
-    row = int(window.rows[at])
+    return _row_at(window.rows, window.sources, at, name)
+
+
+def _row_at(
+    rows: np.ndarray,
+    sources: np.ndarray | None,
+    at: int,
+    name: Callable[[int, int], tuple[str, int] | None],
+) -> str:
+    source = 0 if sources is None else int(sources[at])
+    row = int(rows[at])
     place = name(source, row)
     return f"row {place[1]} of {place[0]}" if place else f"row {row}"
 

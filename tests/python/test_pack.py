@@ -613,8 +613,11 @@ def test_columns_of_all_kinds_of_lists(ds):
     assert large == taken([ds.loader(pack=two, batch_size=2)], two)
     some = next(iter(ds.loader(pack=forebay.Pack(4, column="some"), batch_size=2)))
     assert some["tokens"].tolist() == [[1, 1, 3, 1], [5, 1, 7, 1]]
-    with pytest.raises(InvalidRequest, match="tokens are missing"):
+    with pytest.raises(InvalidRequest, match="row 0 of packs/a/0.parquet .* tokens are missing"):
         next(iter(ds.loader(pack=forebay.Pack(16, column="bad"), batch_size=2)))
+    bad = forebay.mix([ds.skip(5), ds.skip(9)])
+    with pytest.raises(InvalidRequest, match=r"row ([5-9]|\d\d+) of packs/a/0.parquet has a list"):
+        next(iter(bad.loader(pack=forebay.Pack(16, column="bad"), batch_size=2, shuffle="full")))
     with pytest.raises(InvalidRequest, match="'twice' does not hold lists of whole numbers"):
         next(iter(ds.loader(pack=forebay.Pack(16, column="twice"), batch_size=2)))
     for wrong in ({"pad_id": 1 << 15}, {"eos_id": -32769}):
