@@ -432,6 +432,22 @@ class Hand:
     lost: int = 0
 
 
+class LeftOut:
+    """Rows of a window that are left out, in order, which no step has counted yet, and their
+    tokens.
+    """
+
+    def __init__(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        self._rows, self._tokens = rows, tokens
+
+    def counted(self, hand: Hand, until: int) -> Hand:
+        """What counts those before a row, too, which are then counted."""
+        n = int(np.searchsorted(self._rows, until))
+        left_out, lost = hand.left_out + n, hand.lost + int(self._tokens[:n].sum())
+        self._rows, self._tokens = self._rows[n:], self._tokens[n:]
+        return replace(hand, left_out=left_out, lost=lost)
+
+
 class Deal:
     """The steps of one rank, from a state on: like :class:`Steps`, but forwards only.
 
@@ -502,14 +518,15 @@ class Deal:
         pack, length, count = self._pack, self._pack.length, len(window.rows)
         documents = self._documents(window)
         long = documents > length
-        left_out = lost = 0
+        is_left_out = np.zeros(count, np.bool_)
         if long.any():
             if pack.too_long == "error":
                 self._refuse(window, int(long.argmax()), documents)
             if pack.too_long == "skip" and not hand.packs:
                 # Each rank counts a part of them, so that all together count each once.
-                of = long & ((window.start + np.arange(count)) % self._world == self._rank)
-                left_out, lost = int(of.sum()), int(documents[of].sum())
+                is_left_out = long & ((window.start + np.arange(count)) % self._world == self._rank)
+        left_out = LeftOut(np.flatnonzero(is_left_out), documents[is_left_out])
+        if long.any():
             kept = np.where(long, 0 if pack.too_long == "skip" else length, documents)
             documents = documents if pack.too_long == "split" else kept
         raw, ended, filled = self._order.pack(
@@ -527,7 +544,9 @@ class Deal:
                 hint="give the tokens, or the tokenizer, that it was saved with",
             )
         begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
-        hand = replace(hand, left_out=hand.left_out + left_out, lost=hand.lost + lost)
+        if pack.strategy == "best_fit":
+            # Whose packs have no place among the rows.
+            hand = left_out.counted(hand, count)
         at, steps = hand.packs, []
         stride = self._world * self._batch
         mine = range(self._rank * self._batch, (self._rank + 1) * self._batch)
@@ -546,9 +565,12 @@ class Deal:
             at += run
             hand = replace(hand, taken=hand.taken + run, runs=runs)
             if hand.taken == stride:
-                state = self._place(window, at, pieces, ends, documents, last)
+                rows, state = self._place(window, at, pieces, ends, documents, last)
+                hand = left_out.counted(hand, rows)
                 steps.append(self._step(hand, window.epoch, state, self._batch))
                 hand = self._after(hand)
+        if self._uneven == "pad" or not last:
+            hand = left_out.counted(hand, count)
         if last:
             whole, dealt, after = hand.whole, hand.dealt, hand.number
             if hand.taken and self._uneven == "pad":
@@ -594,8 +616,8 @@ class Deal:
         ends: np.ndarray,
         documents: np.ndarray,
         last: bool,
-    ) -> State:
-        """The state after so many packs of a window."""
+    ) -> tuple[int, State]:
+        """How many rows of a window so many of its packs have passed, and the state after them."""
         rows, inside = len(window.rows), {}
         if self._pack.strategy == "best_fit":
             if packs < len(ends):
@@ -607,9 +629,11 @@ class Deal:
                 rows, inside = row, {"tokens": begin + count}
         position = window.start + rows
         if position >= self._order.rows_per_epoch:
-            return self._order.at(window.epoch + 1, 0)
+            return rows, self._order.at(window.epoch + 1, 0)
         state = self._order.at(window.epoch, position)
-        return {**state, "pack": {**inside, "rules": self._pack.rules()}} if inside else state
+        if inside:
+            state = {**state, "pack": {**inside, "rules": self._pack.rules()}}
+        return rows, state
 
     def _step(self, hand: Hand, epoch: int, state: State, real: int) -> PackStep:
         nothing = np.empty(0, np.uint64)

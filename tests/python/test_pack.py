@@ -288,6 +288,35 @@ def test_a_job_goes_on_after_any_step_with_other_ranks(ds, number):
         assert found == rest[: len(found)] and (steps or len(found) == len(rest))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_left_out_is_counted_with_its_step(ds, strategy):
+    pack = forebay.Pack(20, strategy=strategy, too_long="skip", window=40)
+
+    def loader(state=None):
+        made = ds.loader(pack=pack, batch_size=2, shuffle="full", seed=3)
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    def counted(stats):
+        return stats.rows_left_out, stats.tokens_cut
+
+    own, seen = loader(), []
+    order = [len(tokens_of("a", row)) for _, row in order_of(own, 0)]
+    for _ in own:
+        seen.append((own.state_dict(), counted(own.stats())))
+    for state, count in seen[:-1]:
+        at = state["position"]
+        if strategy == "best_fit":
+            # Of whole windows, also of one that is not at its end.
+            at += 40 if "packs" in state["pack"] and state["pack"]["packs"] else 0
+        long = [n for n in order[:at] if n > 20]
+        assert count == (len(long), sum(long))
+        late = loader(state)
+        list(late)
+        assert np.add(count, counted(late.stats())).tolist() == list(seen[-1][1])
+
+
 def test_a_state_goes_to_other_packs_only_between_windows(ds):
     def loader(**pack):
         rules = {"window": 50, "strategy": "best_fit", **pack}
