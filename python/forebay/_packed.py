@@ -572,6 +572,9 @@ class Deal:
         if self._uneven == "pad" or not last:
             hand = left_out.counted(hand, count)
         if last:
+            if steps and self._uneven == "drop":
+                # What is left makes no step.
+                steps[-1] = replace(steps[-1], next=self._order.at(window.epoch + 1, 0))
             whole, dealt, after = hand.whole, hand.dealt, hand.number
             if hand.taken and self._uneven == "pad":
                 state = self._order.at(window.epoch + 1, 0)

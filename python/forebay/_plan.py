@@ -59,20 +59,39 @@ class Step:
 
 
 class Steps:
-    """The steps of one rank, from a state on."""
+    """The steps of one rank, from a state on. ``looks_ahead``: whether a step is the last one of
+    its epoch, only the one after it says.
+    """
 
-    def __init__(self, compiled: Any, order: Order) -> None:
+    def __init__(self, compiled: Any, order: Order, looks_ahead: bool) -> None:
         self._compiled, self._several, self._order = compiled, order.mixed, order
+        self._looks_ahead = looks_ahead
+        # The two steps that were looked at last: to go back is to go there from the beginning.
+        self._seen: dict[int, Any] = {}
 
     def step(self, number: int) -> Step | None:
         """The step of this number; None past the end."""
-        found = self._compiled.step(number)
+        found = self._found(number)
         if found is None:
             return None
         rows = np.frombuffer(found.rows, np.uint64)
         sources = np.frombuffer(found.sources, np.uint32) if self._several else None
         after = self._order.named(json.loads(found.next))
+        if self._looks_ahead and self._is_last(found):
+            after = self._order.at(found.epoch + 1, 0)
         return Step(found.step, found.epoch, rows, sources, found.real, after)
+
+    def _is_last(self, found: Any) -> bool:
+        """Whether a step is the last one of its epoch."""
+        try:
+            later = self._found(found.step + 1)
+        except InvalidRequest:  # Whoever asks for that step is told.
+            return False
+        self._seen = {found.step: found, found.step + 1: later}
+        return later is None or bool(later.epoch != found.epoch)
+
+    def _found(self, number: int) -> Any:
+        return self._seen[number] if number in self._seen else self._compiled.step(number)
 
     def count(self) -> int | None:
         """Steps until the end; None if finding out would mean going there."""
@@ -258,7 +277,9 @@ class Order:
     ) -> Steps:
         """The steps from a state to the beginning of the epoch ``until`` (None: without end)."""
         compiled = self._plan.steps(json.dumps(partition), json.dumps(state), until, lengths)
-        return Steps(compiled, self)
+        # What is left of an epoch may make no step, and is dropped with the last one.
+        drops = "bounded" in partition["batch"] and partition["uneven"] == "drop"
+        return Steps(compiled, self, drops)
 
 
 def _by_name(message: str, datasets: Sequence[Dataset[Any]]) -> str:

@@ -465,6 +465,29 @@ def test_batches_bounded_by_length(ds, pair):
     assert sum(len(b) for b in mixed.loader(**bounds)) == 200
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_a_state_after_the_last_bounded_batch_is_in_the_next_epoch(ds, world, workers):
+    """What is left of an epoch makes no step, and a loop that goes on there has the next one."""
+
+    def make(rank):
+        options = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3}
+        place = {"rank": rank, "world_size": world}
+        loader = ds.loader(**options, **place, columns=["id"], output="torch")
+        if workers is None:
+            return loader
+        return Resumable(DataLoader(loader.torch(), batch_size=None, num_workers=workers))
+
+    rank = world - 1
+    own = make(rank)
+    states = [own.state_dict() for _ in own]
+    assert [state["epoch"] for state in states] == [0] * (len(states) - 1) + [1]
+    assert len(states) > 1 and own.state_dict() == states[-1]
+    resumed = make(rank)
+    resumed.load_state_dict(states[-1])
+    assert ids(resumed) == ids(own) != []
+
+
 def test_batches_bounded_by_length_are_pushed(ds, pair):
     bounds = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3, "lookahead": 30}
     rest = ds.train_test_split(0.4, seed=1).train

@@ -289,6 +289,19 @@ def test_a_job_goes_on_after_any_step_with_other_ranks(ds, number):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("lengths", [None, "n"])
+def test_a_state_after_the_last_step_is_in_the_next_epoch(ds, strategy, lengths):
+    """What is left makes no step, and a loop that goes on there has the next epoch."""
+    pack = forebay.Pack(30, strategy=strategy, lengths=lengths)
+    own = ds.loader(pack=pack, batch_size=7)
+    states = [own.state_dict() for _ in own]
+    assert states[-1]["epoch"] == 1 and all(state["epoch"] == 0 for state in states[:-1])
+    resumed = ds.loader(pack=pack, batch_size=7)
+    resumed.load_state_dict(states[-1])
+    assert taken([resumed], pack) == taken([own], pack) and len(states) > 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_is_left_out_is_counted_with_its_step(ds, strategy):
     pack = forebay.Pack(20, strategy=strategy, too_long="skip", window=40)
 
