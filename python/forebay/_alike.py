@@ -149,6 +149,11 @@ def _extension(field: Any) -> list[Any]:
     return [metadata.get(name) for name in EXTENSION]
 
 
+def is_extension(field: Any) -> bool:
+    """Whether the metadata of a field tell a type that Arrow itself does not have."""
+    return any(_extension(field))
+
+
 def _shown(field: Any) -> str:
     said = [part.decode(errors="replace") for part in _extension(field) if part]
     return f"{field.type} ({', '.join(said):.100})" if said else str(field.type)

@@ -647,7 +647,9 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
 
     Args:
         datasets: With the same columns, of the same types (``rename``, ``cast`` and
-            ``select_columns`` make them so), and with the same ``decode`` and ``map``.
+            ``select_columns`` make them so), and with the same ``decode`` and ``map``. Columns that
+            hold the same values in different ways (``string`` and ``large_string``, dictionaries,
+            lists with long offsets) are cast to a type that holds those of all.
 
     Raises:
         InvalidRequest: No datasets, or their columns or what makes their samples differ.
@@ -655,6 +657,7 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     datasets = datasets_of(
         datasets, "concatenate takes a list of datasets", "forebay.concatenate([a, b])"
     )
+    datasets = _of_one_type(datasets)
     _check_alike(
         datasets,
         "make them alike by rename, cast or select_columns, or mix them: forebay.mix",
@@ -685,6 +688,7 @@ def interleaved(
         InvalidRequest: Their columns or what makes their samples differ, one has no rows, or one
             has too small a share.
     """
+    datasets = _of_one_type(datasets)
     _check_alike(
         datasets,
         "make them alike by rename, cast or select_columns; a loader over the mix needs only the"
@@ -757,6 +761,31 @@ def _joined(
         digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         text = f"{text[: 2 * TEXT_MAX]}… ({digest})"
     return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
+
+
+def _of_one_type(datasets: Sequence[Dataset[S]]) -> Sequence[Dataset[S]]:
+    """The datasets with columns that hold the same values in different ways cast to one type; as
+    they are where there is none, or a type that Arrow itself does not have.
+    """
+    first, *others = (dataset.schema for dataset in datasets)
+    columns = [name for name in first if any(s.get(name) != first[name] for s in others)]
+    if not columns or any(list(s) != list(first) for s in others):
+        return datasets
+    try:
+        import pyarrow as pa
+
+        from . import _alike
+
+    except ImportError:
+        return datasets
+    found = [pa.record_batch(dataset._empty(columns)).schema for dataset in datasets]
+    try:
+        schema = _alike.schema_of(found)
+    except _alike.Differ:
+        return datasets
+    if any(_alike.is_extension(field) for field in schema):
+        return datasets
+    return [dataset.cast(schema) for dataset in datasets]
 
 
 def _check_alike(datasets: Sequence[Dataset[Any]], columns: str, samples: str) -> None:

@@ -64,9 +64,7 @@ def _joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def tokens_of(
-    rows: Rows, column: str, name: Callable[[int, int], tuple[str, int] | None]
-) -> Table:
+def tokens_of(rows: Rows, column: str, name: Callable[[int, int], tuple[str, int] | None]) -> Table:
     """A column of lists of whole numbers. A missing list has no tokens.
 
     Args:

@@ -921,6 +921,50 @@ def test_select_takes_masks_and_names_of_other_libraries(ds):
         assert ds.select(names).columns == ["id", "text"]
 
 
+def test_columns_that_hold_the_same_in_different_ways_are_one(tmp_path):
+    import pyarrow.parquet as pq
+
+    (tmp_path / "bk").mkdir()
+    json = {"ARROW:extension:name": "arrow.json"}
+    for name, text, data, lists in (
+        ("a", pa.string(), pa.binary(), pa.list_(pa.string())),
+        ("b", pa.large_string(), pa.large_binary(), pa.large_list(pa.large_string())),
+    ):
+        columns = {
+            "id": pa.array([0, 1, 2]),
+            "text": pa.array([f"{name}0", None, ""], text),
+            "data": pa.array([b"x", None, b""], data),
+            "lists": pa.array([["x"], None, []], lists),
+            "json": pa.array(["1", None, "{}"], text),
+            "other": pa.array([1, 2, 3], pa.int32() if name == "a" else pa.int64()),
+        }
+        fields = [
+            pa.field(column, values.type, metadata=json if column == "json" else None)
+            for column, values in columns.items()
+        ]
+        table = pa.table(list(columns.values()), pa.schema(fields))
+        pq.write_table(table, tmp_path / "bk" / f"{name}.parquet")
+    client = forebay.Client(origin=f"file://{tmp_path / 'bk'}", cache=f"{tmp_path / 'cache'}:1GiB")
+    a, b = (forebay.open(f"bk/{name}.parquet", client=client) for name in "ab")
+    columns = ["id", "text", "data", "lists"]
+    narrow = [ds.select_columns(columns) for ds in (a, b)]
+    expected = [row for ds in narrow for row in ds.take(range(3)).arrow().to_pylist()]
+    both = forebay.concatenate(narrow)
+    kinds = [pa.int64(), pa.large_string(), pa.large_binary(), pa.large_list(pa.large_string())]
+    # Of rows of either alone, too.
+    for rows in ([0, 1, 2, 3, 4, 5], [0, 2], [5, 4], [4, 0]):
+        batch = both.take(rows).arrow()
+        assert [pa.types.is_large_list(k) or k for k in batch.schema.types] == [*kinds[:3], True]
+        assert batch.to_pylist() == [expected[row] for row in rows]
+    assert both.schema["text"] == "LargeUtf8"
+    assert both.filter(forebay.col("text") == "b0").take([0]).arrow()["id"].to_pylist() == [0]
+    assert forebay.mix(narrow, epoch_rows=6).interleaved().schema == both.schema
+    with pytest.raises(forebay.InvalidRequest, match="different columns: .*'other' is Int32 there"):
+        forebay.concatenate([a, b])
+    made = forebay.concatenate([ds.select_columns(["json"]) for ds in (a, b)])
+    assert made.schema == {"json": "Json"} and len(list(made.take(range(6)).plain())) == 6
+
+
 def test_streams_compare_the_columns_that_are_read(ds, other):
     swapped = other.rename({"size": "id", "id": "size"}).select_columns(["id", "text"])
     both = forebay.concatenate([ds.select_columns(["id", "text"]), swapped])
