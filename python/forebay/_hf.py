@@ -26,11 +26,13 @@ import logging
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -169,8 +171,10 @@ class Source:
     def of_epoch(self, generator: np.random.Generator) -> Source:
         """The order of an epoch, for which ``datasets`` has made a generator."""
         if self.is_mix:
-            # Which epoch it is, only the seed of the generator says. One without such a seed is of
-            # a `shuffle()` that was not given any.
+            if _shuffles():
+                # The buffer's order is all that changes: the epochs stay those of the mix.
+                return self
+            # Which epoch it is, only the seed of the generator says.
             seeded = getattr(generator.bit_generator, "seed_seq", None)
             seed = getattr(seeded, "entropy", None)
             if not isinstance(seed, (int, np.integer)) or seed >= SEEDS_MAX:
@@ -178,9 +182,7 @@ class Source:
             if seed >= EPOCHS_MAX:
                 raise InvalidRequest(
                     f"epoch {seed:,} of {self.name}",
-                    hint=f"a mix has {EPOCHS_MAX:,} epochs, and shuffle(seed=) of datasets begins"
-                    " with that of this number: give a smaller one, or shuffle= to"
-                    " to_hf_iterable()",
+                    hint=f"a mix has {EPOCHS_MAX:,} epochs: give set_epoch() a smaller number",
                 )
             return replace(self, epoch=int(seed))
         both = f"{self.seed} {generator.integers(1 << 62)}".encode()
@@ -241,6 +243,16 @@ class Source:
         except Exception as e:  # written by another version of datasets, say
             log.debug("the features in the files of %s are not used: %s", self.name, e)
             return features
+
+
+def _shuffles() -> bool:
+    """Whether this is called by ``shuffle()`` of ``datasets``, and not because of an epoch: the
+    generators that it gives are alike.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not hf.IterableDataset.shuffle.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _digest(what: Any) -> str:

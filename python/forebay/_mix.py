@@ -111,8 +111,8 @@ class Mix(Loadable[S_co]):
         :meth:`forebay.Dataset.to_hf_iterable`, and shards always come in the order of the mix. So
         its shares are those of every stretch of rows, at every node and worker.
 
-        ``datasets`` tells epochs by nothing but a seed: its ``.shuffle(seed=5)`` begins with the
-        rows of epoch 5. Give ``shuffle`` here instead.
+        ``.shuffle()`` of ``datasets`` shuffles rows that are near each other, and changes nothing
+        about epochs. A better order is that of ``shuffle`` here.
 
         The datasets must have the same columns, of the same types (``rename``, ``cast`` and
         ``select_columns`` make them so). With ``decode`` or ``map``, an example is the sample, a

@@ -455,10 +455,16 @@ def test_what_datasets_shuffles_of_a_mix_is_an_epoch_of_it(mixed):
     rows = mixed.to_hf_iterable(num_shards=6)
     shuffled = rows.shuffle(buffer_size=20)
     assert sorted(ids(shuffled)) == sorted(expected[0]) and ids(shuffled) != expected[0]
-    assert sorted(ids(rows.shuffle(seed=2, buffer_size=20))) == sorted(expected[2])
+    for seed in (2, 1 << 20):
+        shuffled = rows.map(lambda row: row).shuffle(seed=seed, buffer_size=20)
+        for epoch in range(3):
+            shuffled.set_epoch(epoch)
+            assert sorted(ids(shuffled)) == sorted(expected[epoch]) and ids(shuffled) != expected[0]
+    rows.set_epoch(1 << 20)
     with pytest.raises(forebay.InvalidRequest, match="epoch 1,048,576 of a mix") as e:
-        rows.shuffle(seed=1 << 20)
-    assert "shuffle= to to_hf_iterable()" in e.value.hint
+        next(iter(rows))
+    assert "set_epoch()" in e.value.hint
+    rows = mixed.to_hf_iterable(num_shards=6)
     both = datasets.interleave_datasets([rows, rows.select_columns(rows.column_names)])
     both.set_epoch(1)
     # It ends as soon as one of them has ended.
