@@ -225,6 +225,17 @@ fn format<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Format>, D::Error
         .map_err(|e| serde::de::Error::custom(e.describe()))
 }
 
+/// The error of a format that does not exist: which ones do says more than where it stands in JSON
+/// that a library wrote.
+fn unknown_format(json: &[u8]) -> Option<Error> {
+    #[derive(Deserialize)]
+    struct Named {
+        format: String,
+    }
+    let Named { format } = serde_json::from_slice(json).ok()?;
+    Format::parse_loosely(&format).err()
+}
+
 fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -253,8 +264,10 @@ impl DatasetSpec {
     /// `Invalid` for anything that is not a spec.
     pub fn read(json: &[u8]) -> Result<Self> {
         serde_json::from_slice(json).map_err(|e| {
-            Error::invalid(format!("this does not describe a dataset: {e}"))
-                .hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
+            unknown_format(json).unwrap_or_else(|| {
+                Error::invalid(format!("this does not describe a dataset: {e}"))
+                    .hint(r#"{"sources": ["bucket/prefix/**.parquet"]}"#)
+            })
         })
     }
 
@@ -519,12 +532,8 @@ mod tests {
             }
         );
         let e = DatasetSpec::read(br#"{"source": "b/x", "format": "rar"}"#).unwrap_err();
-        assert_eq!(
-            e.message(),
-            "this does not describe a dataset: \"rar\" is not the format of a dataset (name one \
-             of objects, tar, zip, tfrecord, parquet, arrow-file, arrow-stream, jsonl, csv, tsv, \
-             mds, megatron, litdata) at line 1 column 34"
-        );
+        assert_eq!(e.message(), "\"rar\" is not the format of a dataset");
+        assert!(e.hint_text().unwrap().contains("parquet, arrow-file"), "{e}");
         let e = DatasetSpec::read(br#"{"source": "b/x", "frmat": "tar"}"#).unwrap_err();
         assert!(e.message().contains("frmat"), "{e}");
         for (text, level) in [("path", 1), ("path:3", 3)] {
