@@ -51,6 +51,16 @@ impl Failure {
         matches!(self, Failure::Refused(_))
     }
 
+    /// The same, which says which of several nodes refused the request.
+    pub(crate) fn said_by(mut self, node: &str) -> Failure {
+        if let Failure::Refused(said) = &mut self
+            && !said.message.contains(node)
+        {
+            said.message = format!("{} (said by {node})", said.message);
+        }
+        self
+    }
+
     /// When the node wants the request again, if it said so.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -193,6 +203,8 @@ mod tests {
         assert!(refused(429).is_refusal() && refused(503).is_refusal());
         assert!(!refused(500).is_refusal());
         assert_eq!(refused(503).retry_after(), Some(Duration::from_secs(3)));
+        let named = refused(404).said_by("http://a:8080").said_by("http://a:8080");
+        assert_eq!(Error::from(named).message(), " (said by http://a:8080)");
         let broken = Failure::Broken(Error::origin_unavailable("gone"));
         assert!(!broken.is_refusal() && broken.retry_after().is_none());
         assert_eq!(Error::from(refused(404)).kind(), ErrorKind::NotFound);

@@ -230,7 +230,8 @@ impl Nodes {
                     self.fails(node);
                     missed.push((node.to_string(), failure));
                 }
-                Err(Missed { failure, .. }) => return Err(failure),
+                Err(Missed { failure, .. }) if nodes.len() == 1 => return Err(failure),
+                Err(Missed { failure, .. }) => return Err(failure.said_by(&node.to_string())),
             }
             // However many there are: they may all be behind one wall.
             if began.elapsed() >= self.settings().timeouts.connect {
