@@ -125,11 +125,19 @@ class Pull:
 
     def _top_up(self, index: int) -> None:
         while self._end is None and self._asked <= index + self._ahead and not self._stop.is_set():
-            step = self._steps.step(self._first + self._asked * self._stride)
-            if step is None:
-                self._end = self._asked
-                return
-            future = submit(self._pool, self._stop.is_set, self._fetch, step)
+            future: Future[Fetched] | None
+            try:
+                step = self._steps.step(self._first + self._asked * self._stride)
+            except Error as e:
+                # Of a step that there cannot be: it is told when the step is due.
+                future = Future()
+                future.set_exception(e)
+                self._end = self._asked + 1
+            else:
+                if step is None:
+                    self._end = self._asked
+                    return
+                future = submit(self._pool, self._stop.is_set, self._fetch, step)
             if future is None:
                 return
             self._waiting[self._asked] = future

@@ -773,6 +773,26 @@ def picky(row):
     return {"id": row["id"]}
 
 
+def test_a_step_that_cannot_be_ends_the_loop_where_it_is_due(ds, monkeypatch):
+    from forebay import _plan
+
+    step = _plan.Steps.step
+
+    def fails(self, number: int) -> object:
+        if number == 3:
+            raise forebay.InvalidRequest("there is no step 3")
+        return step(self, number)
+
+    monkeypatch.setattr(_plan.Steps, "step", fails)
+    loader = ds.loader(5, prefetch=8)
+    loop = iter(loader)
+    assert [len(next(loop)) for _ in range(3)] == [5, 5, 5]
+    with pytest.raises(forebay.InvalidRequest, match="no step 3"):
+        next(loop)
+    monkeypatch.undo()
+    assert ids([next(iter(loader))]) == list(range(15, 20))
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_samples_that_fail_are_skipped_if_so_wanted(ds, threads, caplog):
     options = {"batch_size": 20, "decode": picky, "threads": threads, "output": "numpy"}
