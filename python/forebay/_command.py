@@ -21,6 +21,7 @@ CODES: tuple[tuple[type[BaseException], str], ...] = (
     (errors.Unauthenticated, "unauthenticated"),
     (errors.PermissionDenied, "permission_denied"),
     (errors.NotFound, "not_found"),
+    (errors.AlreadyExists, "already_exists"),
     (errors.Conflict, "conflict"),
     (errors.PreconditionFailed, "precondition_failed"),
     (errors.TooLarge, "too_large"),
