@@ -203,7 +203,9 @@ mod tests {
         assert!(refused(429).is_refusal() && refused(503).is_refusal());
         assert!(!refused(500).is_refusal());
         assert_eq!(refused(503).retry_after(), Some(Duration::from_secs(3)));
-        let named = refused(404).said_by("http://a:8080").said_by("http://a:8080");
+        let named = refused(404)
+            .said_by("http://a:8080")
+            .said_by("http://a:8080");
         assert_eq!(Error::from(named).message(), " (said by http://a:8080)");
         let broken = Failure::Broken(Error::origin_unavailable("gone"));
         assert!(!broken.is_refusal() && broken.retry_after().is_none());

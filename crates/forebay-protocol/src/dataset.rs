@@ -533,7 +533,10 @@ mod tests {
         );
         let e = DatasetSpec::read(br#"{"source": "b/x", "format": "rar"}"#).unwrap_err();
         assert_eq!(e.message(), "\"rar\" is not the format of a dataset");
-        assert!(e.hint_text().unwrap().contains("parquet, arrow-file"), "{e}");
+        assert!(
+            e.hint_text().unwrap().contains("parquet, arrow-file"),
+            "{e}"
+        );
         let e = DatasetSpec::read(br#"{"source": "b/x", "frmat": "tar"}"#).unwrap_err();
         assert!(e.message().contains("frmat"), "{e}");
         for (text, level) in [("path", 1), ("path:3", 3)] {

@@ -728,13 +728,7 @@ impl Origin for Slow {
         unimplemented!()
     }
 
-    async fn copy(
-        &self,
-        _: &str,
-        _: Option<&str>,
-        _: &str,
-        _: PutRequest,
-    ) -> Result<PutResponse> {
+    async fn copy(&self, _: &str, _: Option<&str>, _: &str, _: PutRequest) -> Result<PutResponse> {
         unimplemented!()
     }
 
@@ -753,12 +747,7 @@ impl Origin for Slow {
         unimplemented!()
     }
 
-    async fn complete_upload(
-        &self,
-        _: &str,
-        _: &str,
-        _: Vec<UploadedPart>,
-    ) -> Result<PutResponse> {
+    async fn complete_upload(&self, _: &str, _: &str, _: Vec<UploadedPart>) -> Result<PutResponse> {
         unimplemented!()
     }
 

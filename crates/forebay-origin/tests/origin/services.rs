@@ -299,7 +299,10 @@ async fn an_answer_that_says_later_holds_no_place_for_which_the_next_attempt_wai
         .unwrap();
         let begun = Instant::now();
         let answer = origin.forward(tagging()).await.unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(20), "it waited for a place");
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "it waited for a place"
+        );
         assert_eq!(answer.status.as_u16(), status);
         let document = body::collect(answer.body, 1000).await.unwrap();
         assert_eq!(document, if status == 200 { "" } else { LATER });
@@ -318,7 +321,11 @@ async fn a_forwarded_request_waits_as_long_as_the_service_says() {
     let begun = Instant::now();
     assert_eq!(origin.forward(tagging()).await.unwrap().status, 200);
     // The longest pause of its own would have been a tenth of that.
-    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() >= Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
     assert_eq!(server.requests().len(), 2);
 }
 

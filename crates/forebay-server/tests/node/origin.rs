@@ -113,9 +113,7 @@ async fn a_listing_with_members_that_begins_before_its_prefix_goes_on_behind_emp
     .await;
     let n = node_before(&server, &[]).await;
     let mut c = n.client().await;
-    let value = |token: &str| {
-        json!({"flags": "8", "prefix": "b/", "start_after": "a", "continuation_token": token})
-    };
+    let value = |token: &str| json!({"flags": "8", "prefix": "b/", "start_after": "a", "continuation_token": token});
     let (names, token) = listed(&mut c, value("")).await;
     assert!(
         names.is_empty() && !token.is_empty(),
@@ -342,7 +340,10 @@ async fn buckets_are_summed_up_and_emptied_by_whole_pages() {
                 let count = if is_empty { 0 } else { KEYS };
                 let entries: String = (0..count).map(entry).collect();
                 let end = "<IsTruncated>false</IsTruncated>";
-                Reply::new(200, format!("<ListBucketResult>{entries}{end}</ListBucketResult>"))
+                Reply::new(
+                    200,
+                    format!("<ListBucketResult>{entries}{end}</ListBucketResult>"),
+                )
             }
             ("DELETE", true) if !is_empty => {
                 Reply::new(409, "<Error><Code>BucketNotEmpty</Code></Error>")
@@ -365,13 +366,17 @@ async fn buckets_are_summed_up_and_emptied_by_whole_pages() {
     };
 
     let message = json!({"action": "summary-bck", "value": {"uuid": "summ-1"}}).to_string();
-    let a = c.send(Method::GET, "/v1/buckets/data", &headers, message).await;
+    let a = c
+        .send(Method::GET, "/v1/buckets/data", &headers, message)
+        .await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!(a.json()[0]["TotalSize"]["size_all_remote_objs"], "12");
     assert_eq!(pages(), 1);
 
     let message = json!({"action": "destroy-bck"}).to_string();
-    let a = c.send(Method::DELETE, "/v1/buckets/data", &headers, message).await;
+    let a = c
+        .send(Method::DELETE, "/v1/buckets/data", &headers, message)
+        .await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!((removed.load(Relaxed), pages()), (KEYS, 2));
 }

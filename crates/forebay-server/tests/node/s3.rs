@@ -555,14 +555,17 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
         listed += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>");
     }
     let end = format!("/data/up?uploadId={id}");
-    let list_of = |parts: &str| {
-        format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>")
-    };
+    let list_of =
+        |parts: &str| format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
     let missing = "<Part><PartNumber>3</PartNumber><ETag>\"x\"</ETag></Part>";
     let body = list_of(&format!("{listed}{missing}"));
     let a = c.send(Method::POST, &end, &[], body).await;
     assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
-    assert!(a.text().contains("<Code>InvalidPart</Code>"), "{}", a.text());
+    assert!(
+        a.text().contains("<Code>InvalidPart</Code>"),
+        "{}",
+        a.text()
+    );
     let a = c.send(Method::POST, &end, &[], list_of(&listed)).await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
