@@ -556,17 +556,18 @@ def test_a_key_without_admin_gets_the_report_of_its_own_jobs(tmp_path):
     of_tables.write(tmp_path / "tables")
     keys = tmp_path / "keys.toml"
     keys.write_text(
-        '[[keys]]\naccess_key = "reader"\nsecret_key = "everything-and-more"\ntoken = "t"\n'
+        '[[keys]]\naccess_key = "all"\nsecret_key = "everything-and-more"\ntoken = "s"\n'
+        '[[keys]]\naccess_key = "reader"\nsecret_key = "much-and-much-more"\ntoken = "t"\n'
         '[[keys.allow]]\nbucket = "tables"\nactions = ["read", "list"]\n'
     )
     keys.chmod(0o600)
     options = ["--origin", f"file://{tmp_path / 'tables'}", "--set", f"auth.keys_file={keys}"]
+    options += ["--set", "auth.unix_trusted=false"]
     node = Node("", [], tmp_path / "node", options=options)
     try:
-        client = forebay.Client(node.url, token="t")
-        of_others = forebay.open("tables/b/*.parquet", url=node.unix_url)
-        list(of_others.loader(batch_size=10, job="another"))
-        list(forebay.open("tables/a/*.parquet", client=client).loader(batch_size=10, job="own"))
+        for token, job, of in (("s", "another", "b"), ("t", "own", "a")):
+            ds = forebay.open(f"tables/{of}/*", client=forebay.Client(node.url, token=token))
+            list(ds.loader(batch_size=10, job=job))
         told = command(node, "--place", "aws/us-east-1", FOREBAY_TOKEN="t")
         assert "job own: spent" in told and "job          own of reader" in told
         assert "keys with admin on every bucket" in told and "another" not in told
