@@ -151,8 +151,8 @@ class Pull:
 
     def _fetch(self, step: Step) -> Fetched:
         began = time.perf_counter()
-        _node.works_for(self.job)
-        rows = self._read(step)
+        with _node.works_for(self.job):
+            rows = self._read(step)
         self._moved |= self._lease is not None and self._lease.is_forgotten()
         account(self._meter, step.epoch, rows, began)
         return Fetched(step, rows)

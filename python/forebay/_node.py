@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,9 +106,15 @@ def find_keys(
     return np.frombuffer(memoryview(client.find_keys(dataset, column, keys, all_rows)), "<u8")
 
 
-def works_for(job: str | None) -> None:
-    """From now on, what this thread takes is for the account of a job."""
+@contextlib.contextmanager
+def works_for(job: str | None) -> Iterator[None]:
+    """Meanwhile, what this thread takes is for the account of a job."""
+    before = getattr(_thread, "job", None)
     _thread.job = job
+    try:
+        yield
+    finally:
+        _thread.job = before
 
 
 def job(client: Client, name: str) -> dict[str, Any]:

@@ -640,8 +640,6 @@ class Groups:
                 self._arriving.add(key)
                 self._top_up()
 
-        _node.works_for(self._of[2].job)
-
         def opened() -> Group:
             began = time.perf_counter()
             group = open_group(*self._of, *key, said)
@@ -652,7 +650,8 @@ class Groups:
             return group
 
         try:
-            return patiently(opened, self.retry_for, self._stop, self._meter)
+            with _node.works_for(self._of[2].job):
+                return patiently(opened, self.retry_for, self._stop, self._meter)
         finally:
             self._arriving.add(key)
             self._top_up()
@@ -890,7 +889,7 @@ class InTurn:
         assert rows is not None and world is not None and rank is not None
         self._rows, self._stride, self._offset = rows, rows * world, rows * rank
         self._uneven, self._prefetch = options.uneven, options.prefetch
-        self._streams = options.stream
+        self._streams, self._job = options.stream, options.job
         # Given last: its index, and the place after it. One value, so that Ctrl-C finds both or
         # none.
         begin: Cursor = (state["epoch"], state["group"], state["position"])
@@ -1116,9 +1115,10 @@ class InTurn:
         if self._uneven == "pad":
             counts = max(0, min(self._rows, real - self._offset))
         began = time.perf_counter()
-        ids, rows = patiently(
-            lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
-        )
+        with _node.works_for(self._job):
+            ids, rows = patiently(
+                lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
+            )
         account(self._meter, epoch, rows, began)
         return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
 

@@ -753,7 +753,7 @@ def test_shards_have_a_report_and_one_job(shards):
         received[loader.last.epoch] += rows.nbytes
         batches += 1
     report = loader.report(place="aws/us-east-1").json()
-    assert report["money"] is not None and report["origin"]["of"] == ""
+    assert report["money"] is not None and report["origin"]["of"] == "", report["absent"]
     assert report["run"]["batches"] == batches and report["job"] == loader.job
     # Also of the steps in which groups end, and each epoch has its own.
     assert report["run"]["bytes"] == loader.stats().bytes == sum(received.values())
