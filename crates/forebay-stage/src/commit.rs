@@ -33,11 +33,19 @@ impl Inner {
     ) -> Result<Status> {
         let place = &entry.place;
         let within = self.deadline_of(&commit)?;
+        // Until this is known, the checkpoint may still be given up.
+        let replaced = match entry.look.get() {
+            Some(look) => look.end().await,
+            None => Ok(None),
+        };
         if !begin_commit(&entry)? {
             // Its answer was lost.
             return Ok(self.status_of(&entry));
         }
-        let done = self.commit_files(&entry, commit, within).await;
+        let done = match replaced {
+            Ok(replaced) => self.commit_files(&entry, commit, within, replaced).await,
+            Err(e) => Err(e),
+        };
         {
             let mut state = entry.state.lock();
             let is_mine = state.phase == Phase::Committing;
@@ -85,11 +93,8 @@ impl Inner {
         entry: &Arc<Entry>,
         commit: Commit,
         within: Duration,
+        replaced: Option<String>,
     ) -> Result<()> {
-        let replaced = match entry.look.get() {
-            Some(look) => look.end().await?,
-            None => None,
-        };
         let now = self.now_ms();
         let (of, dirs) = (entry.clone(), self.folders_with_files(entry));
         let synced = spawn_blocking(move || {
