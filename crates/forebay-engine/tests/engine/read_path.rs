@@ -20,7 +20,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{Barrier, watch};
+use tokio::sync::{Barrier, Semaphore, watch};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
@@ -678,8 +678,8 @@ async fn a_copy_of_a_source_without_an_etag_is_not_of_an_older_version() {
     assert_eq!(b.get("to").await.unwrap().0, noise(2 * MIB, 4));
 }
 
-/// A service that begins its answer at once, and has done what was asked when the answer ends.
-struct Slow(Arc<MemoryOrigin>);
+/// A service that begins its answer at once, and ends it when it may, having done what was asked.
+struct Slow(Arc<MemoryOrigin>, Arc<Semaphore>);
 
 #[async_trait]
 impl Origin for Slow {
@@ -688,10 +688,10 @@ impl Origin for Slow {
     }
 
     async fn forward(&self, request: ForwardRequest) -> Result<ForwardResponse> {
-        let origin = self.0.clone();
+        let (origin, may_end) = (self.0.clone(), self.1.clone());
         let begun = stream::once(async { Ok(bytes::Bytes::from_static(b"  ")) });
         let ended = stream::once(async move {
-            tokio::time::sleep(Duration::from_millis(500)).await;
+            may_end.acquire().await.unwrap().forget();
             origin.set(&request.key, "new");
             Ok(bytes::Bytes::from_static(b"<Done/>"))
         });
@@ -767,14 +767,17 @@ async fn what_a_forwarded_request_changes_is_forgotten_at_the_end_of_its_answer(
         headers: Default::default(),
         body: ForwardBody::Empty,
     };
+    let may_end = Arc::new(Semaphore::new(0));
     let forward = || {
-        let origin = Arc::new(Slow(b.origin.clone()));
+        let origin = Arc::new(Slow(b.origin.clone(), may_end.clone()));
         let changes = Changes::Object(name("k"));
         b.engine.forward(origin, request(), changes, Vec::new())
     };
     let meanwhile = async || {
         tokio::time::sleep(Duration::from_millis(30)).await;
-        b.get("k").await.unwrap().0
+        let read = b.get("k").await.unwrap().0;
+        may_end.add_permits(1);
+        read
     };
     b.origin.set("k", "old");
     let (answer, read) = tokio::join!(forward(), meanwhile());
