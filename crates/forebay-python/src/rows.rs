@@ -127,8 +127,8 @@ fn for_job(call: Call, job: Option<&str>) -> Call {
     }
 }
 
-/// Opens a dataset, on the account of a job; the result is JSON. `progress` is called with lines of JSON (files `listed`,
-/// `to_index` and `indexed`, `bytes`).
+/// Opens a dataset, on the account of a job; the result is JSON. `progress` is called with lines of
+/// JSON (files `listed`, `to_index` and `indexed`, `bytes`).
 pub async fn open(
     node: &Client,
     spec: &DatasetSpec,

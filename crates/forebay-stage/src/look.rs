@@ -1,5 +1,5 @@
-//! What the origin has of a checkpoint's name is looked for while the checkpoint is staged: its writer
-//! need not wait for the origin.
+//! What the origin has of a checkpoint's name is looked for while the checkpoint is staged: its
+//! writer need not wait for the origin.
 
 use crate::{manifest::Manifest, types::Place};
 use forebay_core::{ErrorKind, Result, request};

@@ -162,7 +162,9 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
             // The parts of an upload. Reading the first part of an object is offered if it is the
             // whole object (see `read`).
-            || (name == "uploadId" && object && (*method != Method::PUT || target.query("partNumber").is_some()))
+            || (name == "uploadId"
+                && object
+                && (*method != Method::PUT || target.query("partNumber").is_some()))
             || (name == "partNumber" && object && (target.query("uploadId").is_some() || (value == "1" && super::read::is_read(method, target))))
             // Objects have one version, which S3 calls null.
             || (name == "versionId" && value == "null");

@@ -113,7 +113,10 @@ async fn a_listing_with_members_that_begins_before_its_prefix_goes_on_behind_emp
     .await;
     let n = node_before(&server, &[]).await;
     let mut c = n.client().await;
-    let value = |token: &str| json!({"flags": "8", "prefix": "b/", "start_after": "a", "continuation_token": token});
+    let value = |token: &str| {
+        json!({"flags": "8", "prefix": "b/", "start_after": "a",
+            "continuation_token": token})
+    };
     let (names, token) = listed(&mut c, value("")).await;
     assert!(
         names.is_empty() && !token.is_empty(),
