@@ -179,11 +179,14 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         """Whether something is there. Raises what keeps the node from saying so."""
+        return self._kind(path) is not None
+
+    def _kind(self, path: str) -> str | None:
+        """Whether it is a ``file`` or a ``directory``; None if nothing is there."""
         try:
-            self.info(path)
+            return str(self.info(path)["type"])
         except (FileNotFoundError, InvalidRequest):
-            return False
-        return True
+            return None
 
     def walk(
         self,
@@ -330,10 +333,16 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     ) -> None:
         """Removes objects; with ``recursive`` all objects under the paths."""
         paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        directories = {p for p in paths if recursive and self.info(p)["type"] == "directory"}
+        directories = {p for p in paths if recursive and self._kind(p) == "directory"}
         for name in paths:
-            if name not in directories:
+            if name in directories:
+                continue
+            try:
                 self.rm_file(name)
+            except NotFound:
+                # Of many, somebody else may have removed one meanwhile.
+                if not recursive:
+                    raise
         # They go with what is in them, and with the object that stands for one.
         for name in directories:
             for info in itertools.islice(self.client.list(f"{name}/", page_size=1), 1):

@@ -291,6 +291,28 @@ def test_directories_that_are_empty(fs, origin_s3, scratch, tmp_path):
     assert "Contents" not in origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)
 
 
+def test_what_another_removes_meanwhile_does_not_end_a_removal(fs, scratch, monkeypatch):
+    base = f"scratch/{scratch}"
+    fs.pipe({f"{base}/{name}": b"1" for name in "abc"})
+    info, gone = fs.info, ["b", "a"]
+
+    def removes(path, **options):
+        found = None
+        # One before it is looked at, and one after.
+        if path.endswith("/a"):
+            found = info(path)
+        if path.rsplit("/", 1)[-1] in gone:
+            gone.remove(path.rsplit("/", 1)[-1])
+            fs.client.delete(path)
+        return found or info(path, **options)
+
+    monkeypatch.setattr(fs, "info", removes)
+    fs.rm(base, recursive=True)
+    assert fs.find(base) == gone == []
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{base}/c")
+
+
 def test_each_client_has_its_own_filesystem(node):
     one, other = forebay.Client(node.url, timeout=1), forebay.Client(node.url, timeout=2)
     assert repr(one) == repr(other)
