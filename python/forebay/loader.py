@@ -665,7 +665,7 @@ class Loader(Generic[B_co]):
             log.info("the datasets of this job are on several nodes, so no cache follows its order")
             return None
         told: dict[str, Any] = {"plan": self._order.document}
-        if isinstance(o.epochs, int) and o.epochs > state["epoch"]:
+        if isinstance(o.epochs, int):
             told["until_epoch"] = o.epochs
         dealt = self.partition() if partition is None else partition
         told["partition"] = {**dealt, "ranks": [dealt["rank"]]}

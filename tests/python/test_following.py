@@ -60,6 +60,12 @@ def test_a_node_is_not_asked_to_follow_what_has_ended(ds, tables, caplog):
         told.tell(loader.order.at(epoch, 0))
         assert (epoch == 1) == (loader.plan in {lease["plan"] for lease in leases(tables)})
     told.release()
+    # Of a state in which it has ended, too.
+    ended = loader.order.at(2, 0)
+    told = loader.lease(ended)
+    told.tell(ended)
+    assert loader.plan not in {lease["plan"] for lease in leases(tables)}
+    told.release()
     assert not caplog.records
 
 
