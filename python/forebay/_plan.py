@@ -83,15 +83,22 @@ class Steps:
 
     def _is_last(self, found: Any) -> bool:
         """Whether a step is the last one of its epoch."""
+        later: Any
         try:
             later = self._found(found.step + 1)
-        except InvalidRequest:  # Whoever asks for that step is told.
-            return False
+        except InvalidRequest as e:
+            # Whoever asks for that step is told. Not the plan again, which would go on behind it.
+            later = e
         self._seen = {found.step: found, found.step + 1: later}
+        if isinstance(later, InvalidRequest):
+            return False
         return later is None or bool(later.epoch != found.epoch)
 
     def _found(self, number: int) -> Any:
-        return self._seen[number] if number in self._seen else self._compiled.step(number)
+        found = self._seen[number] if number in self._seen else self._compiled.step(number)
+        if isinstance(found, InvalidRequest):
+            raise found
+        return found
 
     def count(self) -> int | None:
         """Steps until the end; None if finding out would mean going there."""

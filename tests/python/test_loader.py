@@ -488,6 +488,24 @@ def test_a_state_after_the_last_bounded_batch_is_in_the_next_epoch(ds, world, wo
     assert ids(resumed) == ids(own) != []
 
 
+def test_an_epoch_without_a_step_is_told_and_not_passed(tmp_path):
+    import pyarrow.parquet as pq
+
+    (tmp_path / "few").mkdir()
+    table = pa.table({"id": range(4), "size": [6, 5, 4, 3]})
+    pq.write_table(table, tmp_path / "few" / "a.parquet")
+    client = forebay.Client(origin=f"file://{tmp_path / 'few'}", cache=f"{tmp_path / 'cache'}:1GiB")
+    options = {"max_total": 10, "length": "size", "shuffle": "full", "lookahead": 2, "seed": 3}
+    ds = forebay.open("few/a.parquet", client=client)
+    loader = ds.loader(**options, epochs=math.inf, rank=0, world_size=3)
+    epochs = []
+    # Of these orders, those of epochs 0, 1 and 3 make three batches, and that of epoch 2 makes two.
+    with pytest.raises(forebay.InvalidRequest, match="makes 2 batches, less than one for each"):
+        for _ in loader:
+            epochs.append(loader.last.epoch)
+    assert epochs == [0, 1]
+
+
 def test_batches_bounded_by_length_are_pushed(ds, pair):
     bounds = {"max_total": 40, "length": "size", "shuffle": "full", "seed": 3, "lookahead": 30}
     rest = ds.train_test_split(0.4, seed=1).train
