@@ -484,7 +484,8 @@ class Group:
 
     def read(self, rows: np.ndarray) -> Any:
         assert self.loader is not None
-        return self.loader.datasets[0].read(rows)
+        with _node.works_for(self.loader.job):
+            return self.loader.datasets[0].read(rows)
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """What the loader calls these rows."""
@@ -498,7 +499,8 @@ def open_group(
 ) -> Group:
     """A group of shards, when the node knows their members. ``options`` say which rank this is."""
     span = order.spans(epoch)[group]
-    dataset = shards.dataset(span, options.columns, said)
+    with _node.works_for(options.job):
+        dataset = shards.dataset(span, options.columns, said)
     loader: Loader[Any] | None = None
     if len(dataset):
         own = replace(
@@ -650,8 +652,7 @@ class Groups:
             return group
 
         try:
-            with _node.works_for(self._of[2].job):
-                return patiently(opened, self.retry_for, self._stop, self._meter)
+            return patiently(opened, self.retry_for, self._stop, self._meter)
         finally:
             self._arriving.add(key)
             self._top_up()
@@ -889,7 +890,7 @@ class InTurn:
         assert rows is not None and world is not None and rank is not None
         self._rows, self._stride, self._offset = rows, rows * world, rows * rank
         self._uneven, self._prefetch = options.uneven, options.prefetch
-        self._streams, self._job = options.stream, options.job
+        self._streams = options.stream
         # Given last: its index, and the place after it. One value, so that Ctrl-C finds both or
         # none.
         begin: Cursor = (state["epoch"], state["group"], state["position"])
@@ -1115,10 +1116,9 @@ class InTurn:
         if self._uneven == "pad":
             counts = max(0, min(self._rows, real - self._offset))
         began = time.perf_counter()
-        with _node.works_for(self._job):
-            ids, rows = patiently(
-                lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
-            )
+        ids, rows = patiently(
+            lambda: self._read(own), self._groups.retry_for, self._stop, self._meter
+        )
         account(self._meter, epoch, rows, began)
         return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
 

@@ -18,8 +18,10 @@ import tarfile
 import threading
 import time
 import urllib.request
+from concurrent.futures import Future
 
 import forebay
+import numpy as np
 import pytest
 from conftest import s3_client
 from forebay import _shards
@@ -743,6 +745,24 @@ def test_what_finding_rows_takes_is_for_the_job(tmp_path, stream):
         assert json.loads(shards.client.job("finds"))["origin_bytes"] == origin["read_bytes"]
     finally:
         node.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_rows_of_shards_are_on_the_account_of_their_job(shards, stream):
+    """Those of steps in which groups end, too, whichever thread reads them."""
+    loader = shards.loader(11, uneven="repeat", stream=stream)
+    for begin in (0, 4):
+        loader.load_state_dict(loader.order.at(0, begin))
+        assert list(loader)
+        assert loader.report(order=False).json()["origin"]["of"] == ""
+    # So is what they are counted for; and nothing that this thread asks for later.
+    loader = shards.loader(11)
+    assert len(loader) and json.loads(shards.client.job(loader.job))["name"] == loader.job
+    rows = [json.loads(shards.client.job(loader.job))["rows"]]
+    group = loader.groups().get(0, 0, Future())
+    group.loader.datasets[0].read(np.arange(2, dtype=np.uint64))
+    rows.append(json.loads(shards.client.job(loader.job))["rows"])
+    assert rows == [0, 0]
 
 
 def test_shards_have_a_report_and_one_job(shards):
