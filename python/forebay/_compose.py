@@ -649,7 +649,8 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
         datasets: With the same columns, of the same types (``rename``, ``cast`` and
             ``select_columns`` make them so), and with the same ``decode`` and ``map``. Columns that
             hold the same values in different ways (``string`` and ``large_string``, dictionaries,
-            lists with long offsets) are cast to a type that holds those of all.
+            lists with long offsets) are cast to a type that holds those of all, as they arrive: a
+            loader with ``stream=True`` takes them of one type only.
 
     Raises:
         InvalidRequest: No datasets, or their columns or what makes their samples differ.

@@ -165,7 +165,7 @@ def columns_of(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
     for other in datasets:
         if (theirs := _read_of(other)) != wanted:
             differ = set(theirs) ^ set(wanted)
-            named = ", ".join(sorted({repr(here) for _, here, _ in differ})) or "their order"
+            named = ", ".join(sorted({repr(here) for _, here, *_ in differ})) or "their order"
             raise InvalidRequest(
                 f"{first.name} and {other.name}, which the stream is to have rows of, have"
                 f" different columns: {named}",
@@ -174,14 +174,16 @@ def columns_of(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
             )
     if all(dataset.chosen is None for dataset in datasets):
         return None
-    return [name for name, _, _ in wanted]
+    return [name for name, *_ in wanted]
 
 
-def _read_of(dataset: Dataset[Any]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """The columns that are read: their names at the node and here, and what they are cast to."""
-    names = dataset.columns
+def _read_of(dataset: Dataset[Any]) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """The columns that are read: their names at the node and here, their types there, and what they
+    are cast to here.
+    """
+    names, types = dataset.columns, dataset._types_at_node()
     casts = dataset.dressing.casts
     return [
-        (at_node, here, tuple(str(to) for name, to in casts if name == at_node))
+        (at_node, here, types[at_node], tuple(str(to) for name, to in casts if name == at_node))
         for at_node, here in zip(dataset._at_node(names) or [], names, strict=True)
     ]

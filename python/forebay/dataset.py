@@ -432,8 +432,10 @@ class Dataset(Loadable[S_co]):
 
     def _all_types(self) -> dict[str, str]:
         """The columns, and those that are read only where they are named: the lines of JSONL."""
-        types = _types(self.info["schema"]) | _types(self.info.get("besides", []))
-        return self._dressed_types(types)
+        return self._dressed_types(self._types_at_node())
+
+    def _types_at_node(self) -> dict[str, str]:
+        return _types(self.info["schema"]) | _types(self.info.get("besides", []))
 
     def _dressed_types(self, types: dict[str, str]) -> dict[str, str]:
         dressing = self.dressing

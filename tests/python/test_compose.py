@@ -957,6 +957,10 @@ def test_columns_that_hold_the_same_in_different_ways_are_one(tmp_path):
         assert [pa.types.is_large_list(k) or k for k in batch.schema.types] == [*kinds[:3], True]
         assert batch.to_pylist() == [expected[row] for row in rows]
     assert both.schema["text"] == "LargeUtf8"
+    says = "bk/a.parquet and bk/b.parquet.* different columns: 'data', 'lists', 'text'"
+    with pytest.raises(forebay.InvalidRequest, match=says) as e:
+        next(iter(both.loader(2, stream=True)))
+    assert "stream=False" in e.value.hint
     assert both.filter(forebay.col("text") == "b0").take([0]).arrow()["id"].to_pylist() == [0]
     assert forebay.mix(narrow, epoch_rows=6).interleaved().schema == both.schema
     with pytest.raises(forebay.InvalidRequest, match="different columns: .*'other' is Int32 there"):
