@@ -65,7 +65,7 @@ from .stats import Meter
 
 #: Numbers of shards to choose from: many numbers of nodes and workers divide them.
 SHARD_COUNTS = (960, 240, 48, 12, 4, 2)
-#: What seeds that are given are below, as those are not that nobody gave.
+#: What seeds are below.
 SEEDS_MAX = 1 << 64
 #: The fewest rows of a shard, of those that are chosen here.
 SHARD_ROWS = 16
@@ -171,20 +171,16 @@ class Source:
     def of_epoch(self, generator: np.random.Generator) -> Source:
         """The order of an epoch, for which ``datasets`` has made a generator."""
         if self.is_mix:
-            if _shuffles():
+            epoch = _epoch()
+            if epoch is None:
                 # The buffer's order is all that changes: the epochs stay those of the mix.
                 return self
-            # Which epoch it is, only the seed of the generator says.
-            seeded = getattr(generator.bit_generator, "seed_seq", None)
-            seed = getattr(seeded, "entropy", None)
-            if not isinstance(seed, (int, np.integer)) or seed >= SEEDS_MAX:
-                return self
-            if seed >= EPOCHS_MAX:
+            if epoch >= EPOCHS_MAX:
                 raise InvalidRequest(
-                    f"epoch {seed:,} of {self.name}",
+                    f"epoch {epoch:,} of {self.name}",
                     hint=f"a mix has {EPOCHS_MAX:,} epochs: give set_epoch() a smaller number",
                 )
-            return replace(self, epoch=int(seed))
+            return replace(self, epoch=epoch)
         both = f"{self.seed} {generator.integers(1 << 62)}".encode()
         digest = hashlib.blake2b(both, digest_size=8).digest()
         return replace(self, seed=int.from_bytes(digest, "little"), _orders=[])
@@ -245,14 +241,18 @@ class Source:
             return features
 
 
-def _shuffles() -> bool:
-    """Whether this is called by ``shuffle()`` of ``datasets``, and not because of an epoch: the
-    generators that it gives are alike.
+def _epoch() -> int | None:
+    """The epoch for which ``datasets`` orders its sources here, as the dataset that it iterates
+    over says; None if it is for ``shuffle()``. Its generators do not tell one from the other.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not hf.IterableDataset.shuffle.__code__:
+    while frame is not None:
+        of = frame.f_locals.get("self")
+        if isinstance(of, hf.IterableDataset):
+            is_shuffle = frame.f_code is hf.IterableDataset.shuffle.__code__
+            return None if is_shuffle else int(of.epoch)
         frame = frame.f_back
-    return frame is not None
+    return None
 
 
 def _digest(what: Any) -> str:
