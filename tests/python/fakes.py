@@ -36,7 +36,7 @@ class Client:
     nodes = 1
     moves = 0
 
-    def open_dataset(self, spec, progress=None):
+    def open_dataset(self, spec, progress=None, job=None):
         name = json.loads(spec)["sources"][0]
         table = self.tables[name]
         said = ANSWERS["opening"]["last"]

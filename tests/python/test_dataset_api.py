@@ -181,7 +181,7 @@ class Forgetful(fakes.Client):
     known = True
     version = "v1"
 
-    def open_dataset(self, spec, progress=None):
+    def open_dataset(self, spec, progress=None, job=None):
         self.known = True
         return super().open_dataset(spec).replace(b"a-v1", b"a-" + self.version.encode())
 
@@ -212,7 +212,7 @@ def test_what_open_asks_for(node):
     asked = []
 
     class Asked(fakes.Client):
-        def open_dataset(self, spec, progress=None):
+        def open_dataset(self, spec, progress=None, job=None):
             import json
 
             asked.append(json.loads(spec))
