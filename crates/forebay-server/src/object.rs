@@ -496,9 +496,17 @@ mod tests {
         assert_eq!(conditions.if_none_match.as_deref(), list);
     }
 
+    fn note() -> Arc<Note> {
+        Note::new(
+            crate::request_id::RequestId::new(),
+            crate::note::Peer::Unix,
+            Method::GET,
+            Arc::new(crate::metrics::Metrics::default()),
+        )
+    }
+
     #[tokio::test]
     async fn a_range_may_depend_on_the_date_of_an_object_with_a_weak_etag() {
-        use crate::{metrics::Metrics, note::Peer};
         use http_body_util::BodyExt;
         let b = Bench::new(Freshness::Always);
         b.origin.set("k", "0123456789");
@@ -508,12 +516,7 @@ mod tests {
             meta.etag = Some("W/\"a\"".into());
             meta.last_modified_ms
         };
-        let note = Note::new(
-            crate::request_id::RequestId::new(),
-            Peer::Unix,
-            Method::GET,
-            Arc::new(Metrics::default()),
-        );
+        let note = note();
         let name = forebay_testing::engine::name("k");
         let get = async |date: String| {
             let headers = HeaderMap::from_iter([
@@ -533,17 +536,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_304_names_the_version_that_was_compared() {
-        use crate::{metrics::Metrics, note::Peer};
         let b = Bench::new(Freshness::Always);
         b.origin.set("k", "one");
         let old = b.origin.objects.lock()["k"].1.etag.clone().unwrap();
         let headers = HeaderMap::from_iter([(header::IF_NONE_MATCH, old.parse().unwrap())]);
-        let note = Note::new(
-            crate::request_id::RequestId::new(),
-            Peer::Unix,
-            Method::GET,
-            Arc::new(Metrics::default()),
-        );
+        let note = note();
         let name = forebay_testing::engine::name("k");
         let get = async || {
             let answered = answer(&b.engine, &name, &Method::GET, &headers, &note).await;
