@@ -1056,7 +1056,7 @@ class Iteration(Generic[B_co]):
         return self._pipeline is not None
 
     def _over(self) -> Exception:
-        """Why there are no more batches."""
+        """The exception that ends the loop: it tells whoever asks if another loop has begun."""
         if not self._is_replaced:
             return StopIteration()
         return InvalidRequest(

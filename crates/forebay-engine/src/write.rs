@@ -344,7 +344,7 @@ impl Engine {
         // Reserved before the read, because others may wait for the read's memory.
         let buffer = self.write_buffer(most_bytes).await?;
         let read = self.read(from, None, &current(if_match)).await?;
-        // Where there is no strong ETag, only this shows that it is another version.
+        // If the origin gives no strong ETag, this comparison is what finds another version.
         if version.is_some_and(|v| v.version() != read.meta.version()) {
             return Err(changed(from));
         }

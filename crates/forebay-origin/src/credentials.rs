@@ -166,7 +166,7 @@ impl<C> fmt::Debug for Checked<C> {
     }
 }
 
-/// Why there are no credentials.
+/// The error for requests to an origin whose source gave no credentials.
 #[derive(Debug)]
 struct Missing {
     text: String,

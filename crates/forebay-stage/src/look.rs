@@ -23,7 +23,7 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// Asks the origin. It is no longer asked once this is dropped.
+    /// Asks the origin. Dropping this ends the question.
     pub fn begin(engine: Engine, place: Place) -> Self {
         let (told, answer) = watch::channel(None);
         request::spawn(async move {

@@ -647,7 +647,7 @@ impl Inner {
         }
     }
 
-    /// Whether there is no checkpoint of this name, neither here nor at the origin.
+    /// Fails if this node or the origin has a checkpoint of this name.
     async fn check_free(&self, place: &Place) -> Result<()> {
         if !self.pending_of(place)
             && Manifest::at_origin(&self.engine, &place.bucket, &place.prefix)

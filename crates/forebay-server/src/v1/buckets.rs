@@ -513,7 +513,7 @@ async fn add_members(
     if !call.policy.allows(Action::Read, bucket, key) {
         return Ok(None);
     }
-    // A key that is no name here (`a//b.tar`) is listed, and cannot be read.
+    // The node lists a key that it does not take for a name (`a//b.tar`), and cannot read it.
     let Ok(name) = crate::object::name(bucket, key) else {
         return Ok(None);
     };
