@@ -17,7 +17,7 @@ use forebay_core::{
     Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits, request,
     sync::Mutex,
 };
-use forebay_origin::{ByteStream, Origin, PutRequest, PutResponse, UploadedPart};
+use forebay_origin::{ByteStream, Origin, PutCondition, PutRequest, PutResponse, UploadedPart};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use hashbrown::HashMap;
 use std::{
@@ -410,20 +410,24 @@ impl Engine {
     }
 
     /// Makes the object from `parts`, as [`Engine::upload_part`] returned them, and forgets what
-    /// was known about it.
+    /// was known about it. `condition` is what must hold then.
     ///
     /// # Errors
-    /// What the origin says; the upload may have been completed all the same.
+    /// `PreconditionFailed` if `condition` does not hold: the parts are still there. What else the
+    /// origin says; the upload may have been completed all the same.
     pub async fn complete_upload(
         &self,
         name: &ObjectName,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let (engine, key, upload) = (self.clone(), name.key().to_owned(), upload.to_owned());
         self.to_its_end(name, async move {
-            let response = origin.complete_upload(&key, &upload, parts).await?;
+            let response = origin
+                .complete_upload(&key, &upload, parts, condition)
+                .await?;
             add(&engine.stats().writes, 1);
             Ok(response)
         })

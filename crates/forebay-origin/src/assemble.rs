@@ -10,7 +10,9 @@
 //! [`WRITE_BUFFER_MAX_BYTES`](limits::WRITE_BUFFER_MAX_BYTES), which the engine reserves for a
 //! write, and one piece of the body.
 
-use crate::{ByteStream, Origin, PutRequest, PutResponse, Resilient, UploadedPart, body};
+use crate::{
+    ByteStream, Origin, PutCondition, PutRequest, PutResponse, Resilient, UploadedPart, body,
+};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{Error, ErrorKind, Result, limits};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -65,7 +67,7 @@ impl Upload {
     async fn complete(&mut self, parts: Vec<UploadedPart>) -> Result<PutResponse> {
         let done = self
             .origin
-            .complete_upload(&self.key, &self.id, parts)
+            .complete_upload(&self.key, &self.id, parts, PutCondition::Always)
             .await?;
         self.open = false;
         Ok(done)

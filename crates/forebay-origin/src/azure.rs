@@ -600,6 +600,7 @@ impl Origin for AzureOrigin {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let Upload {
             attributes,
@@ -607,11 +608,11 @@ impl Origin for AzureOrigin {
             if_match,
             ..
         } = self.upload(upload)?;
-        let condition = match (if_absent, if_match) {
+        let condition = condition.or(match (if_absent, if_match) {
             (true, _) => PutCondition::IfAbsent,
             (false, Some(etag)) => PutCondition::IfMatch(etag),
             (false, None) => PutCondition::Always,
-        };
+        });
         let mut h = headers::attributes(Dialect::Azure, &attributes)?;
         condition_headers(&condition, &mut h)?;
         let mut list = String::from("<?xml version=\"1.0\" encoding=\"utf-8\"?><BlockList>");

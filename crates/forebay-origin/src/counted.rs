@@ -3,7 +3,7 @@
 
 use crate::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, failure,
+    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, failure,
 };
 use async_trait::async_trait;
 use forebay_core::{
@@ -427,11 +427,12 @@ impl Origin for Counted {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         Ok(self
             .count(
                 Operation::CompleteUpload,
-                self.inner.complete_upload(key, upload, parts),
+                self.inner.complete_upload(key, upload, parts, condition),
             )
             .await?
             .0)

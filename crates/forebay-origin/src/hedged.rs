@@ -18,8 +18,8 @@
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters, limited::Limiter,
-    retry::is_of_transport,
+    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
+    limited::Limiter, retry::is_of_transport,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -288,8 +288,11 @@ impl Origin for Hedged {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
-        self.inner.complete_upload(key, upload, parts).await
+        self.inner
+            .complete_upload(key, upload, parts, condition)
+            .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {

@@ -7,7 +7,8 @@
 
 use crate::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
+    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    counted::Counters,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result, limits, sync::Mutex};
@@ -266,9 +267,12 @@ impl Origin for Limited {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let _place = self.limiter.place(&self.limiter.writes).await?;
-        self.inner.complete_upload(key, upload, parts).await
+        self.inner
+            .complete_upload(key, upload, parts, condition)
+            .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {

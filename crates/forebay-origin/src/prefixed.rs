@@ -3,7 +3,7 @@
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutRequest, PutResponse, S3Place, UploadedPart,
+    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -148,9 +148,10 @@ impl Origin for Prefixed {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         self.inner
-            .complete_upload(&self.full(key), upload, parts)
+            .complete_upload(&self.full(key), upload, parts, condition)
             .await
     }
 

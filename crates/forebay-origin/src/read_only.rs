@@ -1,8 +1,8 @@
 //! Origins that are only read.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutRequest, PutResponse,
-    UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest,
+    PutResponse, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -94,6 +94,7 @@ impl<O: ReadOnly> Origin for O {
         key: &str,
         _: &str,
         _: Vec<UploadedPart>,
+        _: PutCondition,
     ) -> Result<PutResponse> {
         refused(self, "upload", key)
     }

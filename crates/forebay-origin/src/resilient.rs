@@ -559,10 +559,14 @@ impl Origin for Resilient {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let mut repeated = 0;
         let size: u64 = parts.iter().map(|p| p.size).sum();
-        let send = || self.0.inner.complete_upload(key, upload, parts.clone());
+        let send = || {
+            let (parts, condition) = (parts.clone(), condition.clone());
+            self.0.inner.complete_upload(key, upload, parts, condition)
+        };
         match self.0.repeat(&mut repeated, send).await {
             Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await
             {

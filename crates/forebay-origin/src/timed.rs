@@ -6,7 +6,7 @@
 
 use crate::{
     ByteStream, Circuit, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart,
+    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -202,8 +202,9 @@ impl Origin for Timed {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
-        self.noted(self.inner.complete_upload(key, upload, parts))
+        self.noted(self.inner.complete_upload(key, upload, parts, condition))
             .await
     }
 

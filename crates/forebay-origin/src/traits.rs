@@ -163,6 +163,17 @@ pub struct Trailer {
     pub value: Box<dyn FnOnce() -> Result<String> + Send>,
 }
 
+impl PutCondition {
+    /// The condition of a completion, which was given this one, of an upload that was `created`
+    /// under another.
+    pub(crate) fn or(self, created: PutCondition) -> PutCondition {
+        match self {
+            PutCondition::Always => created,
+            given => given,
+        }
+    }
+}
+
 impl ForwardBody {
     /// The same, with its stream passed through `f`.
     pub(crate) fn map_stream(self, f: impl FnOnce(ByteStream) -> ByteStream) -> Self {
@@ -284,12 +295,14 @@ pub trait Origin: Send + Sync + 'static {
         body: ByteStream,
     ) -> Result<UploadedPart>;
 
-    /// Makes the object from `parts`, in their order.
+    /// Makes the object from `parts`, in their order. `condition` is what must hold then, unless it is
+    /// `Always`: then what [`create_upload`](Origin::create_upload) was given does.
     async fn complete_upload(
         &self,
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse>;
 
     /// Drops the parts of an upload that will not be completed.

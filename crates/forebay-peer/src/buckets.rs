@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
     Announced, Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage,
-    ListRequest, Origin, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
+    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -230,8 +230,11 @@ impl Origin for ClusterOrigin {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
-        self.inner.complete_upload(key, upload, parts).await
+        self.inner
+            .complete_upload(key, upload, parts, condition)
+            .await
     }
 
     async fn abort_upload(&self, key: &str, upload: &str) -> Result<()> {

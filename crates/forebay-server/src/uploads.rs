@@ -10,7 +10,7 @@
 //! change goes to its end in its own task.
 
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::Mutex};
-use forebay_engine::{ByteStream, Engine, PutResponse, UploadedPart};
+use forebay_engine::{ByteStream, Engine, PutCondition, PutResponse, UploadedPart};
 use s3s::dto::Checksum;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -102,18 +102,19 @@ impl Uploads {
         .await
     }
 
-    /// Completes an upload at the origin and forgets it here.
+    /// Completes an upload at the origin, if `condition` holds, and forgets it here.
     pub async fn complete(
         self: &Arc<Self>,
         engine: &Engine,
         name: &ObjectName,
         id: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let (uploads, engine) = (self.clone(), engine.clone());
         let (name, id) = (name.clone(), id.to_owned());
         Self::to_its_end(&self.endings, async move {
-            let done = engine.complete_upload(&name, &id, parts).await;
+            let done = engine.complete_upload(&name, &id, parts, condition).await;
             uploads.ended(&name, &id, &done);
             done
         })
@@ -306,7 +307,8 @@ mod tests {
 
         *b.origin.acknowledges_after.lock() = late;
         let parts = vec![known().unwrap().parts[&1].part.clone()];
-        let complete = uploads.complete(&b.engine, &name, &id, parts.clone());
+        let always = PutCondition::Always;
+        let complete = uploads.complete(&b.engine, &name, &id, parts.clone(), always.clone());
         assert!(tokio::time::timeout(leaves, complete).await.is_err());
         assert!(eventually(&|| known().is_none()).await);
         assert_eq!(b.get("k").await.unwrap().0, b"three");
@@ -316,7 +318,7 @@ mod tests {
         let known = || uploads.get(&name, &id);
         assert!(known().is_some());
         b.engine.abort_upload(&name, &id).await.unwrap();
-        let gone = uploads.complete(&b.engine, &name, &id, parts).await;
+        let gone = uploads.complete(&b.engine, &name, &id, parts, always).await;
         assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
         assert!(known().is_none());
     }

@@ -8,7 +8,7 @@ use crate::{
     stages::{Inner, ended},
 };
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, sync::Mutex};
-use forebay_engine::{PutRequest, ReadOptions, UploadedPart};
+use forebay_engine::{PutCondition, PutRequest, ReadOptions, UploadedPart};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
     fs,
@@ -110,7 +110,11 @@ impl<'a> Upload<'a> {
             parts.collect::<Vec<_>>()
         };
         let (engine, name) = (self.inner.engine.clone(), self.name.clone());
-        let complete = async move { engine.complete_upload(&name, &upload, all).await };
+        let complete = async move {
+            engine
+                .complete_upload(&name, &upload, all, PutCondition::Always)
+                .await
+        };
         let done = to_its_end(self.inner, self.entry, complete).await?;
         Ok(done.etag)
     }

@@ -333,7 +333,11 @@ impl Origin for MemoryOrigin {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
+        if condition == PutCondition::IfAbsent && self.find(key).is_ok() {
+            return Err(Error::new(ErrorKind::PreconditionFailed, key.to_owned()));
+        }
         let fails = &self.complete_fails;
         if fails.load(SeqCst) > 0 {
             fails.fetch_sub(1, SeqCst);

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use forebay_origin::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Operation, Origin, PutRequest, PutResponse, S3Place, UploadedPart,
+    Operation, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use futures::{StreamExt, future::BoxFuture, stream};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -410,11 +410,12 @@ impl Origin for Faulty {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         self.simple(
             Operation::CompleteUpload,
             key,
-            self.inner.complete_upload(key, upload, parts),
+            self.inner.complete_upload(key, upload, parts, condition),
         )
         .await
     }

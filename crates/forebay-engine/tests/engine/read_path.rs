@@ -6,7 +6,8 @@ use forebay_core::{
 };
 use forebay_engine::{
     Announced, BucketRule, BucketRules, Buckets, Changes, Conditions, Engine, EngineConfig,
-    FixedBuckets, ForwardBody, ForwardRequest, Freshness, PutRequest, ReadOptions, WarmOutcome,
+    FixedBuckets, ForwardBody, ForwardRequest, Freshness, PutCondition, PutRequest, ReadOptions,
+    WarmOutcome,
 };
 use forebay_origin::Origin;
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -381,7 +382,7 @@ async fn what_was_written_is_read_at_once() {
         .await
         .unwrap();
     b.engine
-        .complete_upload(&name("b"), &id, vec![part])
+        .complete_upload(&name("b"), &id, vec![part], PutCondition::Always)
         .await
         .unwrap();
     assert_eq!(b.get("b").await.unwrap().0, b"part");
@@ -931,7 +932,7 @@ async fn a_write_whose_client_left_is_forgotten_all_the_same() {
     let copy = e.copy(&from, None, &to, request());
     assert!(tokio::time::timeout(leaves, copy).await.is_err());
     let to = name("completed");
-    let complete = e.complete_upload(&to, &upload, vec![part]);
+    let complete = e.complete_upload(&to, &upload, vec![part], PutCondition::Always);
     assert!(tokio::time::timeout(leaves, complete).await.is_err());
     let to = name("deleted");
     let delete = e.delete(&to);

@@ -702,9 +702,10 @@ impl Origin for LocalOrigin {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let (key, upload) = (key.to_owned(), upload.to_owned());
-        self.blocking(move |root| upload::complete(root, &key, &upload, &parts))
+        self.blocking(move |root| upload::complete(root, &key, &upload, &parts, condition))
             .await
     }
 

@@ -125,6 +125,7 @@ pub(super) fn complete(
     key: &str,
     upload: &str,
     parts: &[UploadedPart],
+    condition: PutCondition,
 ) -> Result<PutResponse> {
     let site = root.site("complete the upload of", key);
     let Upload {
@@ -172,7 +173,7 @@ pub(super) fn complete(
         }
         io::copy(&mut file, &mut joined).map_err(io)?;
     }
-    let condition = match (if_absent, if_match) {
+    let created = match (if_absent, if_match) {
         (true, _) => PutCondition::IfAbsent,
         (false, Some(etag)) => PutCondition::IfMatch(etag),
         (false, None) => PutCondition::Always,
@@ -183,7 +184,7 @@ pub(super) fn complete(
         unfinished,
         &PutRequest {
             attributes,
-            condition,
+            condition: condition.or(created),
         },
     )?;
     if let Err(e) = fs::remove_dir_all(&dir) {

@@ -137,6 +137,21 @@ impl S3Origin {
             etag: headers::etag(self.client.dialect(), answer.headers()),
         })
     }
+
+    /// Refuses the completion of an upload under a condition where the service would ignore it.
+    fn can_complete_under(&self, condition: &PutCondition) -> Result<()> {
+        if *condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
+            return Err(Error::unsupported(format!(
+                "{} cannot upload in parts with a condition",
+                self.description
+            ))
+            .hint(format!(
+                "write it in one request, of at most {} MiB",
+                SIGNED_BODY_MAX_BYTES >> 20
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// S3 answers 404 to `If-Match` on an object that does not exist, and 409 when two conditional
@@ -474,16 +489,7 @@ impl Origin for S3Origin {
     }
 
     async fn create_upload(&self, key: &str, request: PutRequest) -> Result<String> {
-        if request.condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
-            return Err(Error::unsupported(format!(
-                "{} cannot upload in parts with a condition",
-                self.description
-            ))
-            .hint(format!(
-                "write it in one request, of at most {} MiB",
-                SIGNED_BODY_MAX_BYTES >> 20
-            )));
-        }
+        self.can_complete_under(&request.condition)?;
         let site = self.site("create an upload of", key);
         let call = Call::new(Method::POST, site)
             .query("uploads", "")
@@ -545,9 +551,12 @@ impl Origin for S3Origin {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        condition: PutCondition,
     ) -> Result<PutResponse> {
         let site = self.site("complete the upload of", key);
-        let (condition, id) = split_upload(upload)?;
+        let (created, id) = split_upload(upload)?;
+        let condition = condition.or(created);
+        self.can_complete_under(&condition)?;
         let mut h = HeaderMap::new();
         match &condition {
             PutCondition::Always => {}

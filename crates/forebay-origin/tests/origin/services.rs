@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use forebay_core::ErrorKind;
 use forebay_origin::{
-    ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PutRequest, UploadedPart, body,
-    open,
+    ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PutCondition, PutRequest,
+    UploadedPart, body, open,
 };
 use forebay_testing::{Reply, Scripted, conformance::pattern};
 use http::{HeaderMap, Method};
@@ -159,7 +159,8 @@ async fn a_completion_at_azure_can_be_repeated() {
         etag: "\"YmxvY2s=\"".into(),
         size: 3,
     };
-    origin.complete_upload("k", &id, vec![part]).await.unwrap();
+    let done = origin.complete_upload("k", &id, vec![part], PutCondition::Always);
+    done.await.unwrap();
     let requests = server.requests();
     assert_eq!(requests.len(), 2);
     // A committed block is no longer an uncommitted one.

@@ -401,7 +401,8 @@ async fn a_conditional_copy_or_completion_does_not_lose_to_itself() {
         Operation::CompleteUpload,
         Fault::Error(ErrorKind::PreconditionFailed),
     );
-    let e = b.origin.complete_upload("c", &id, vec![part]).await;
+    let always = PutCondition::Always;
+    let e = b.origin.complete_upload("c", &id, vec![part], always).await;
     assert_eq!(e.unwrap_err().kind(), ErrorKind::OriginUnavailable);
 }
 
@@ -610,7 +611,7 @@ async fn a_completion_whose_answer_is_lost_is_found_done() {
     );
     let done = b
         .origin
-        .complete_upload("b", &id, vec![part])
+        .complete_upload("b", &id, vec![part], PutCondition::Always)
         .await
         .unwrap();
     assert_eq!(done.etag, b.local.head("b").await.unwrap().etag);

@@ -129,6 +129,10 @@ impl Ops {
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
+        let condition = answer(
+            put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
+            &note,
+        )?;
         let (parts, are_unknown) = self.completed_parts(&name, &input, &note)?;
         let refusal = |e: Error| match e.kind() {
             ErrorKind::Invalid if are_unknown => Refusal::bad("InvalidPart", e),
@@ -136,7 +140,7 @@ impl Ops {
         };
         let done = self
             .uploads
-            .complete(&self.engine, &name, &input.upload_id, parts)
+            .complete(&self.engine, &name, &input.upload_id, parts, condition)
             .await
             .map_err(|e| refusal(e).to_s3(&note))?;
         Ok(S3Response::new(CompleteMultipartUploadOutput {
@@ -160,10 +164,6 @@ impl Ops {
         let refuse = |code: &'static str, message: String| {
             Refusal::bad(code, Error::invalid(message)).to_s3(note)
         };
-        let condition = answer(
-            put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
-            note,
-        )?;
         let whole = [
             &input.checksum_crc32,
             &input.checksum_crc32c,
@@ -171,12 +171,11 @@ impl Ops {
             &input.checksum_sha1,
             &input.checksum_sha256,
         ];
-        if condition != PutCondition::Always || whole.iter().any(|c| c.is_some()) {
+        if whole.iter().any(|c| c.is_some()) {
             let e = Error::unsupported(
-                "conditions and whole-object checksums on the completion \
-                of an upload are not offered",
+                "a checksum of the whole object on the completion of an upload is not offered",
             )
-            .hint("leave them out; each part's checksum is checked as it arrives");
+            .hint("leave it out; each part's checksum is checked as it arrives");
             return Err(failed(e, note));
         }
         let known = self.uploads.get(name, &input.upload_id);

@@ -28,7 +28,9 @@ use forebay_core::{
     Error, ErrorKind, MemoryBudget, ObjectName, Reservation, Result, limits, name::shorten,
     sync::Mutex,
 };
-use forebay_engine::{ByteStream, Engine, PutRequest, PutResponse, ReadOptions, UploadedPart};
+use forebay_engine::{
+    ByteStream, Engine, PutCondition, PutRequest, PutResponse, ReadOptions, UploadedPart,
+};
 use futures::{StreamExt, stream};
 use http::{HeaderValue, Response, StatusCode};
 use std::{
@@ -495,7 +497,7 @@ impl Appends {
             let parts = state.parts.iter().chain(&state.last_part);
             let parts = parts.cloned().collect();
             self.engine
-                .complete_upload(&handle.name, &upload, parts)
+                .complete_upload(&handle.name, &upload, parts, PutCondition::Always)
                 .await?
         };
         state.flushed = Some(put.clone());

@@ -444,7 +444,11 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
             let id = id()?;
             let parts = completed(call, name, id, &message["value"])?;
             let app = &call.app;
-            let put = app.uploads.complete(&app.engine, name, id, parts).await?;
+            let always = PutCondition::Always;
+            let put = app
+                .uploads
+                .complete(&app.engine, name, id, parts, always)
+                .await?;
             Ok(written(&put))
         }
         "mpt-abort" => {

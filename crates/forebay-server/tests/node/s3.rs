@@ -1,6 +1,6 @@
 //! The S3 front, over a plain HTTP client.
 
-use crate::common::{start, start_in};
+use crate::common::{Answer, Client, start, start_in};
 use http::{Method, StatusCode};
 
 #[tokio::test]
@@ -569,6 +569,44 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
     let a = c.send(Method::POST, &end, &[], list_of(&listed)).await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
+}
+
+/// Uploads an object in one part and completes it under a condition.
+async fn upload(c: &mut Client, content: &'static str, condition: (&str, &str)) -> Answer {
+    let begun = c.send(Method::POST, "/data/up?uploads", &[], "").await;
+    let begun = begun.text();
+    let id = upload_id(&begun);
+    let part = format!("/data/up?partNumber=1&uploadId={id}");
+    let sent = c.put(&part, &[], content).await;
+    assert_eq!(sent.status, StatusCode::OK, "{}", sent.text());
+    let etag = sent.header("etag");
+    let body = format!(
+        "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>\
+         </CompleteMultipartUpload>"
+    );
+    let end = format!("/data/up?uploadId={id}");
+    c.send(Method::POST, &end, &[condition], body).await
+}
+
+/// s3fs completes under `If-None-Match: *` what it opened with `xb`.
+#[tokio::test]
+async fn an_upload_is_completed_only_if_its_condition_holds() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let absent = ("if-none-match", "*");
+    let a = upload(&mut c, "first", absent).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    let etag = c.get("/data/up").await.header("etag").to_owned();
+    for (condition, content, status, there) in [
+        (absent, "second", 412, "first"),
+        (("if-match", "\"other\""), "second", 412, "first"),
+        (("if-match", etag.as_str()), "third", 200, "third"),
+        (("if-match", etag.as_str()), "fourth", 412, "third"),
+    ] {
+        let a = upload(&mut c, content, condition).await;
+        assert_eq!(a.status.as_u16(), status, "{content}: {}", a.text());
+        assert_eq!(c.get("/data/up").await.text(), there);
+    }
 }
 
 /// Names that Amazon does not allow, and the S3 library refuses as the source of a copy.

@@ -170,7 +170,7 @@ async fn attributes(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
         )
         .await
         .during("part")?;
-    o.complete_upload("attr/b", &id, vec![part])
+    o.complete_upload("attr/b", &id, vec![part], PutCondition::Always)
         .await
         .during("complete")?;
     same(
@@ -325,7 +325,7 @@ async fn parts(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
         "the second part is {second:?}"
     );
     let done = o
-        .complete_upload(key, &id, vec![first, second, third])
+        .complete_upload(key, &id, vec![first, second, third], PutCondition::Always)
         .await
         .during("complete")?;
     content_is(o, key, &content).await?;
@@ -367,7 +367,9 @@ async fn aborted(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
         .during("part")?;
     o.abort_upload(key, &id).await.during("abort")?;
     o.abort_upload(key, &id).await.during("abort again")?;
-    let completed = o.complete_upload(key, &id, vec![part]).await;
+    let completed = o
+        .complete_upload(key, &id, vec![part], PutCondition::Always)
+        .await;
     ensure!(completed.is_err(), "an aborted upload could be completed");
     expect_kind(o.head(key).await, ErrorKind::NotFound, "head after abort")
 }
@@ -375,36 +377,51 @@ async fn aborted(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
 async fn conditional_uploads(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
     let key = "condparts/a";
     let bytes = pattern(p.part_bytes);
-    let write = |condition: PutCondition| {
+    let write = |condition: PutCondition, is_of_the_completion: bool| {
         let bytes = bytes.clone();
         async move {
-            let id = o.create_upload(key, when(condition)).await?;
+            let (created, completed) = match is_of_the_completion {
+                true => (PutCondition::Always, condition),
+                false => (condition, PutCondition::Always),
+            };
+            let id = o.create_upload(key, when(created)).await?;
             let part = o
                 .upload_part(key, &id, 1, bytes.len() as u64, chunked(&bytes))
                 .await?;
-            let done = o.complete_upload(key, &id, vec![part]).await;
+            let done = o.complete_upload(key, &id, vec![part], completed).await;
             if done.is_err() {
                 o.abort_upload(key, &id).await?;
             }
             done
         }
     };
-    let first = write(PutCondition::IfAbsent)
-        .await
-        .during("IfAbsent on nothing")?;
-    expect_kind(
-        write(PutCondition::IfAbsent).await,
-        ErrorKind::PreconditionFailed,
-        "IfAbsent on an object",
-    )?;
-    let first = PutCondition::IfMatch(first.etag.ok_or("no ETag")?);
-    put(o, key, b"changed").await?;
-    expect_kind(
-        write(first).await,
-        ErrorKind::PreconditionFailed,
-        "IfMatch of an old version",
-    )?;
-    content_is(o, key, b"changed").await
+    for is_of_the_completion in [false, true] {
+        let first = write(PutCondition::IfAbsent, is_of_the_completion)
+            .await
+            .during("IfAbsent on nothing")?;
+        expect_kind(
+            write(PutCondition::IfAbsent, is_of_the_completion).await,
+            ErrorKind::PreconditionFailed,
+            "IfAbsent on an object",
+        )?;
+        let first = PutCondition::IfMatch(first.etag.ok_or("no ETag")?);
+        put(o, key, b"changed").await?;
+        expect_kind(
+            write(first.clone(), is_of_the_completion).await,
+            ErrorKind::PreconditionFailed,
+            "IfMatch of an old version",
+        )?;
+        content_is(o, key, b"changed").await?;
+        o.delete(key).await.during("delete")?;
+        if p.put_if_match {
+            expect_kind(
+                write(first, is_of_the_completion).await,
+                ErrorKind::PreconditionFailed,
+                "IfMatch on nothing",
+            )?;
+        }
+    }
+    Ok(())
 }
 
 async fn unknown_length(o: &dyn Origin) -> Result<(), Failure> {

@@ -337,6 +337,7 @@ impl Origin for History {
         key: &str,
         upload: &str,
         parts: Vec<UploadedPart>,
+        _: PutCondition,
     ) -> Result<PutResponse> {
         let mut s = self.state.lock();
         let stored = s

@@ -19,7 +19,9 @@ use forebay_engine::{
     ReadOptions,
 };
 use forebay_format::{ArchiveKind, ArchiveWriter};
-use forebay_origin::{Circuit, Counters, Operation, PutRequest, Resilient, RetryPolicy, Timed};
+use forebay_origin::{
+    Circuit, Counters, Operation, PutCondition, PutRequest, Resilient, RetryPolicy, Timed,
+};
 use forebay_store::{
     DirConfig, Store, StoreConfig,
     disk::RealDisk,
@@ -746,7 +748,9 @@ impl World {
                                 .await?,
                         );
                     }
-                    engine.complete_upload(&name, &upload, parts).await
+                    engine
+                        .complete_upload(&name, &upload, parts, PutCondition::Always)
+                        .await
                 };
                 self.wrote(*bucket, key, began, done.await.map(|p| p.etag));
             }
