@@ -87,7 +87,7 @@ struct Check {
 /// Wraps the body of an upload of `length` bytes.
 ///
 /// # Errors
-/// `Invalid` for a header that cannot be read.
+/// `InvalidDigest` or `InvalidRequest` for a header that cannot be read.
 pub fn verify(
     body: ByteStream,
     length: u64,
@@ -119,7 +119,12 @@ pub fn verify(
         .map(|v| (Sha256::new(), v));
     let mut expected: Vec<(&'static str, Option<String>)> = Vec::new();
     for algorithm in ALGORITHMS {
-        if let Some(value) = text(&format!("x-amz-checksum-{algorithm}")) {
+        let name = format!("x-amz-checksum-{algorithm}");
+        if let Some(value) = text(&name) {
+            if !is_value(&value, algorithm) {
+                let message = format!("the value of the header {name} is not a {algorithm}");
+                return Err(bad("InvalidRequest", message));
+            }
             expected.push((algorithm, Some(value)));
         }
     }
@@ -241,6 +246,12 @@ impl Check {
                     format!("the trailer {name} was announced and is missing"),
                 );
             };
+            if !is_value(&expected, algorithm) {
+                return self.fail(
+                    "InvalidRequest",
+                    format!("the value of the trailer {name} is not a {algorithm}"),
+                );
+            }
             if value(&checksum, algorithm) != Some(expected.as_str()) {
                 return self.fail(
                     "BadDigest",
@@ -272,6 +283,19 @@ impl Check {
         self.outcome.0.lock().failure = Some(Refusal::bad(code, error.clone()));
         Err(error)
     }
+}
+
+/// Whether it is a value of the algorithm, in base64.
+fn is_value(text: &str, algorithm: &str) -> bool {
+    let bytes = match algorithm {
+        "crc32" | "crc32c" => 4,
+        "crc64nvme" => 8,
+        "sha1" => 20,
+        _ => 32,
+    };
+    STANDARD
+        .decode(text)
+        .is_ok_and(|value| value.len() == bytes)
 }
 
 /// The base64 value for one algorithm.
@@ -333,6 +357,7 @@ mod tests {
                     "0000000000000000000000000000000000000000000000000000000000000000",
                     "XAmzContentSHA256Mismatch",
                 ),
+                "x-amz-checksum-sha1" => ("AAAAAAAAAAAAAAAAAAAAAAAAAAA=", "BadDigest"),
                 _ => ("AAAAAA==", "BadDigest"),
             };
             assert_eq!(
@@ -360,6 +385,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_value_that_is_no_checksum_is_refused_as_such() {
+        for (name, value) in [
+            ("x-amz-checksum-crc32", "nonsense"),
+            ("x-amz-checksum-crc32", "AAAA"),
+            ("x-amz-checksum-crc32c", "NhCmhg"),
+            ("x-amz-checksum-crc64nvme", "AAAAAA=="),
+            ("x-amz-checksum-sha1", "AAAAAA=="),
+            ("x-amz-checksum-sha256", ""),
+        ] {
+            let sent = upload("hello", 5, &[(name, value)], Trailing::None).await;
+            assert_eq!(sent.unwrap_err(), "InvalidRequest", "{name}: {value}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_checksum_in_the_trailers_is_checked_and_must_come() {
         let trailers = |value: &str| {
             let headers: HeaderMap = [(
@@ -381,6 +421,12 @@ mod tests {
                 .await
                 .unwrap_err(),
             "BadDigest"
+        );
+        assert_eq!(
+            upload("hello", 5, &announced, trailers("AAAA"))
+                .await
+                .unwrap_err(),
+            "InvalidRequest"
         );
         assert_eq!(
             upload("hello", 5, &announced, Trailing::None)
