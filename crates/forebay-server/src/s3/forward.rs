@@ -22,7 +22,7 @@ use super::{
     error::{ErrorDocument, Refusal},
     guard,
     path::Target,
-    verify::{Trailing, Verified, value, verify},
+    verify::{ALGORITHMS, Trailing, Verified, value, verify},
 };
 use crate::{auth::Policy, body::AnswerBody, config::Action, note::Note, object};
 use bytes::{Bytes, BytesMut};
@@ -36,7 +36,7 @@ use forebay_engine::{
 };
 use futures::StreamExt;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 /// Bodies up to this size are held in memory and sent with their hash; longer ones stream.
 const HELD_BODY_MAX_BYTES: u64 = 8 << 20;
@@ -426,7 +426,8 @@ pub async fn forward(
     let body = if length == 0 {
         ForwardBody::Empty
     } else {
-        let (body, outcome) = verify(body, length, headers, trailing)?;
+        let of_the_body = of_the_body(method, target, headers);
+        let (body, outcome) = verify(body, length, &of_the_body, trailing)?;
         verified = Some(outcome.clone());
         if length <= HELD_BODY_MAX_BYTES {
             let bytes = collect(body, length, engine.budget(), &mut held)
@@ -761,6 +762,19 @@ async fn collect(
     Ok(whole.freeze())
 }
 
+/// The headers that tell what the body is. Those of a completion tell the checksum of the object, and
+/// its body is the list of the parts.
+fn of_the_body<'a>(method: &Method, target: &Target, headers: &'a HeaderMap) -> Cow<'a, HeaderMap> {
+    if *method != Method::POST || target.query("uploadId").is_none() {
+        return Cow::Borrowed(headers);
+    }
+    let mut headers = headers.clone();
+    for algorithm in ALGORITHMS {
+        headers.remove(format!("x-amz-checksum-{algorithm}"));
+    }
+    Cow::Owned(headers)
+}
+
 /// The names of the checksums that follow the body.
 fn trailers(headers: &HeaderMap) -> impl Iterator<Item = String> {
     headers
@@ -818,6 +832,29 @@ fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_checksum_of_a_completed_upload_is_not_that_of_its_list_of_parts() {
+        let sum = "x-amz-checksum-crc32";
+        let headers = HeaderMap::from_iter([
+            (
+                HeaderName::from_static(sum),
+                HeaderValue::from_static("AAAAAA==-2"),
+            ),
+            (header::CONTENT_LENGTH, HeaderValue::from_static("5")),
+        ]);
+        for (method, uri, is_of_the_body) in [
+            (Method::POST, "/bucket/k?uploadId=1", false),
+            (Method::PUT, "/bucket/k?uploadId=1&partNumber=1", true),
+            (Method::POST, "/bucket/k?restore", true),
+        ] {
+            let target = Target::of(&uri.parse().unwrap(), &HeaderMap::new(), &[], false).unwrap();
+            let checked = of_the_body(&method, &target, &headers);
+            assert_eq!(checked.contains_key(sum), is_of_the_body, "{method} {uri}");
+            assert!(checked.contains_key(header::CONTENT_LENGTH));
+        }
+        assert!(passed(&headers).contains_key(sum));
+    }
 
     /// All of them hold something and want more: if they waited, it would be for each other.
     #[tokio::test]

@@ -20,7 +20,7 @@ use s3s::{
 };
 use std::sync::Arc;
 
-const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
+pub(super) const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
 
 /// Where to find checksums that follow the body.
 #[derive(Clone, Default)]
