@@ -127,7 +127,7 @@ fn current() -> ReadOptions {
 
 /// Checks the conditions on the source. One that does not hold is `PreconditionFailed`, even where
 /// a read would be "not modified".
-fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<()> {
+fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<(), Refusal> {
     let date = |name| text(headers, name).and_then(|t| object::parse_http_date(&t));
     let conditions = Conditions {
         if_match: text(headers, "x-amz-copy-source-if-match"),
@@ -135,12 +135,23 @@ fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<()> {
         if_modified_since_ms: date("x-amz-copy-source-if-modified-since"),
         if_unmodified_since_ms: date("x-amz-copy-source-if-unmodified-since"),
     };
-    conditions.check(source).map_err(|e| match e.kind() {
-        ErrorKind::NotModified | ErrorKind::PreconditionFailed => Error::new(
+    conditions.check(source).map_err(|e| {
+        let header = match e.kind() {
+            ErrorKind::PreconditionFailed if conditions.if_match.is_some() => {
+                "x-amz-copy-source-If-Match"
+            }
+            ErrorKind::PreconditionFailed => "x-amz-copy-source-If-Unmodified-Since",
+            ErrorKind::NotModified if conditions.if_none_match.is_some() => {
+                "x-amz-copy-source-If-None-Match"
+            }
+            ErrorKind::NotModified => "x-amz-copy-source-If-Modified-Since",
+            _ => return Refusal::from(e),
+        };
+        let e = Error::new(
             ErrorKind::PreconditionFailed,
             "a condition on the source of the copy does not hold",
-        ),
-        _ => e,
+        );
+        Refusal::from(e).of_condition(Some(header))
     })
 }
 
@@ -273,7 +284,10 @@ impl Ops {
             .engine
             .copy(&source.name, Some(&now), to, request)
             .await
-            .map_err(|e| source_changed(e, &condition))?;
+            .map_err(|e| {
+                let named = (condition == PutCondition::IfAbsent).then_some("If-None-Match");
+                Refusal::from(source_changed(e, &condition)).of_condition(named)
+            })?;
         // The copy is done; failing to learn its date does not undo it.
         let modified_ms = match self.engine.head(to, &ReadOptions::default()).await {
             Ok(head) => head.meta.last_modified_ms,

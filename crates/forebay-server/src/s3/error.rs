@@ -47,6 +47,8 @@ pub struct Refusal {
     error: Error,
     /// The size of the object, if a range lies past its end.
     size: Option<u64>,
+    /// The header whose condition does not hold, as S3 names it.
+    condition: Option<&'static str>,
 }
 
 impl From<Error> for Refusal {
@@ -57,12 +59,7 @@ impl From<Error> for Refusal {
             ErrorKind::PreconditionFailed => error.context(PRECONDITION_FAILED),
             _ => error,
         };
-        Refusal {
-            code,
-            status,
-            error,
-            size: None,
-        }
+        Self::with_status(code, status, error)
     }
 }
 
@@ -78,6 +75,7 @@ impl Refusal {
             status,
             error,
             size: None,
+            condition: None,
         }
     }
 
@@ -87,6 +85,17 @@ impl Refusal {
         Refusal {
             size: Some(size),
             ..Refusal::from(error)
+        }
+    }
+
+    /// Names the header of the condition, if one did not hold.
+    pub fn of_condition(self, header: Option<&'static str>) -> Self {
+        match self.error.kind() {
+            ErrorKind::PreconditionFailed => Refusal {
+                condition: header,
+                ..self
+            },
+            _ => self,
         }
     }
 
@@ -125,9 +134,10 @@ impl Refusal {
         if self.status == StatusCode::NOT_MODIFIED {
             return response;
         }
-        let details = self.size.map_or_else(String::new, |size| {
-            format!("<ActualObjectSize>{size}</ActualObjectSize>")
-        });
+        let mut details = element_of_condition(self.condition);
+        if let Some(size) = self.size {
+            details.push_str(&format!("<ActualObjectSize>{size}</ActualObjectSize>"));
+        }
         if let Some(size) = self.size
             && let Ok(value) = HeaderValue::from_str(&format!("bytes */{size}"))
         {
@@ -148,6 +158,19 @@ impl Refusal {
         *response.body_mut() = AnswerBody::full(xml);
         response
     }
+}
+
+/// The first of these headers that has a value, if one has.
+pub fn condition(headers: &HeaderMap, names: &[&'static str]) -> Option<&'static str> {
+    let has_value = |name: &str| {
+        let mut values = headers.get_all(name).iter();
+        values.any(|v| !v.as_bytes().trim_ascii().is_empty())
+    };
+    names.iter().copied().find(|&name| has_value(name))
+}
+
+fn element_of_condition(header: Option<&str>) -> String {
+    header.map_or_else(String::new, |h| format!("<Condition>{h}</Condition>"))
 }
 
 fn retry_after(error: &Error, headers: &mut HeaderMap) {
@@ -261,11 +284,18 @@ impl ErrorDocument {
     }
 }
 
-/// An error of the S3 library, made like ours: with a message and the id of the request. `None` for
-/// one that has both.
-pub fn completed(xml: &str, resource: &str, id: &RequestId) -> Option<(String, String)> {
+/// An error of the S3 library, made like ours: with a message and the id of the request, and with the
+/// header of the `condition` that does not hold. `None` for one that has all of it.
+pub fn completed(
+    xml: &str,
+    resource: &str,
+    id: &RequestId,
+    condition: Option<&str>,
+) -> Option<(String, String)> {
     let mut document = ErrorDocument::parse(xml)?;
-    if document.code.is_empty() || !document.message.is_empty() && !document.request_id.is_empty() {
+    let condition = condition.filter(|_| document.code == "PreconditionFailed");
+    let is_whole = !document.message.is_empty() && !document.request_id.is_empty();
+    if document.code.is_empty() || is_whole && condition.is_none() {
         return None;
     }
     if document.message.is_empty() {
@@ -274,9 +304,10 @@ pub fn completed(xml: &str, resource: &str, id: &RequestId) -> Option<(String, S
     }
     let completed = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>{}</Code>\
-         <Message>{}</Message><Resource>{}</Resource><RequestId>{}</RequestId></Error>",
+         <Message>{}</Message>{}<Resource>{}</Resource><RequestId>{}</RequestId></Error>",
         escape(&document.code),
         escape(&document.message),
+        element_of_condition(condition),
         escape(resource),
         escape(id.as_str())
     );
@@ -341,6 +372,7 @@ mod tests {
             "<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code></Error>",
             "/b/<k>",
             &id,
+            None,
         )
         .unwrap();
         assert!(
@@ -362,6 +394,7 @@ mod tests {
             "<Error><Code>X</Code><Message>its own &amp; only</Message></Error>",
             "/",
             &id,
+            None,
         )
         .unwrap();
         assert!(
@@ -372,7 +405,8 @@ mod tests {
             completed(
                 "<Error><Code>X</Code><Message>m</Message><RequestId>1</RequestId></Error>",
                 "/",
-                &id
+                &id,
+                Some("If-Match"),
             )
             .is_none()
         );

@@ -273,7 +273,7 @@ impl Front {
         head.extensions.insert(Arc::new(target));
         head.extensions.insert(Arc::new(Mutex::new(aside)));
         let request = Request::from_parts(head, body);
-        Ok(library(&self.verifier, request, &note).await)
+        Ok(library(&self.verifier, request, &note, None).await)
     }
 }
 
@@ -475,7 +475,9 @@ impl Serving {
         head.extensions.insert(policy);
         head.extensions.insert(trailing);
         let body = Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data)));
-        let answer = library(&self.library, Request::from_parts(head, body), &note).await;
+        let condition = error::condition(&head.headers, &["If-Match", "If-None-Match"]);
+        let request = Request::from_parts(head, body);
+        let answer = library(&self.library, request, &note, condition).await;
         match checked.and_then(|checked| checked.failure()) {
             Some(failure) => Err(failure),
             None => Ok(answer),
@@ -483,13 +485,19 @@ impl Serving {
     }
 }
 
-async fn library(service: &S3Service, request: Request<Body>, note: &Note) -> Response<AnswerBody> {
+/// `condition` is the header under which the request is carried out.
+async fn library(
+    service: &S3Service,
+    request: Request<Body>,
+    note: &Note,
+    condition: Option<&'static str>,
+) -> Response<AnswerBody> {
     let resource = request.uri().path().to_owned();
     match service.call(request).await {
         Ok(response)
             if response.status().is_client_error() || response.status().is_server_error() =>
         {
-            complete_error(response, &resource, note).await
+            complete_error(response, &resource, note, condition).await
         }
         Ok(response) => response.map(AnswerBody::S3),
         Err(e) => {
@@ -505,6 +513,7 @@ async fn complete_error(
     response: Response<Body>,
     resource: &str,
     note: &Note,
+    condition: Option<&str>,
 ) -> Response<AnswerBody> {
     let (mut head, body) = response.into_parts();
     let Ok(body) = http_body_util::Limited::new(body, ERROR_BODY_MAX_BYTES)
@@ -517,7 +526,7 @@ async fn complete_error(
     };
     let completed = std::str::from_utf8(&body)
         .ok()
-        .and_then(|xml| error::completed(xml, resource, &note.id));
+        .and_then(|xml| error::completed(xml, resource, &note.id, condition));
     let body = match completed {
         None => AnswerBody::full(body),
         Some((xml, log)) => {

@@ -49,7 +49,10 @@ pub async fn read(
                 None => e.into(),
             })
         }
-        Err(e) => Err(e.into()),
+        Err(e) => {
+            let condition = error::condition(headers, &["If-Match", "If-Unmodified-Since"]);
+            Err(Refusal::from(e).of_condition(condition))
+        }
     }
 }
 

@@ -118,6 +118,15 @@ async fn ranges_and_conditions() {
     assert!(
         a.status == StatusCode::PRECONDITION_FAILED
             && a.text().contains("<Code>PreconditionFailed</Code>")
+            && a.text().contains("<Condition>If-Match</Condition>")
+    );
+    let before = ("if-unmodified-since", "Thu, 01 Jan 1970 00:00:01 GMT");
+    let a = c.get_with("/data/k", &[before]).await;
+    assert!(
+        a.text()
+            .contains("<Condition>If-Unmodified-Since</Condition>"),
+        "{}",
+        a.text()
     );
     assert_eq!(
         c.get_with("/data/k", &[("if-match", &etag)]).await.status,
@@ -246,6 +255,12 @@ async fn writes_are_readable_at_once_and_checked() {
         .put("/data/new/k.txt", &[("if-none-match", "*")], "x")
         .await;
     assert_eq!(a.status, StatusCode::PRECONDITION_FAILED);
+    assert!(
+        a.text().contains("<Condition>If-None-Match</Condition>")
+            && a.text().contains("<RequestId>"),
+        "{}",
+        a.text()
+    );
     let a = c
         .put(
             "/data/copy",
@@ -500,6 +515,12 @@ async fn a_copy_is_of_what_is_at_the_origin_and_not_of_what_is_cached() {
     assert_eq!(
         (a.status, n.file("to").exists()),
         (StatusCode::PRECONDITION_FAILED, false),
+        "{}",
+        a.text()
+    );
+    assert!(
+        a.text()
+            .contains("<Condition>x-amz-copy-source-If-Match</Condition>"),
         "{}",
         a.text()
     );
