@@ -138,11 +138,23 @@ impl Ops {
             ErrorKind::Invalid if are_unknown => Refusal::bad("InvalidPart", e),
             _ => upload_failed(e),
         };
-        let done = self
+        let completed = self
             .uploads
-            .complete(&self.engine, &name, &input.upload_id, parts, condition)
-            .await
-            .map_err(|e| refusal(e).to_s3(&note))?;
+            .complete(
+                &self.engine,
+                &name,
+                &input.upload_id,
+                parts,
+                condition.clone(),
+            )
+            .await;
+        let done = match completed {
+            Ok(done) => done,
+            Err(e) => {
+                let refusal = self.unmet(&name, &condition, refusal(e)).await;
+                return Err(refusal.to_s3(&note));
+            }
+        };
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             location: Some(format!("/{}/{}", input.bucket, input.key)),
             bucket: Some(input.bucket),

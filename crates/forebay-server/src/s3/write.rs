@@ -10,8 +10,8 @@ use super::{
     verify::{Trailing, Verified, verify},
 };
 use crate::{config::Action, note::Note};
-use forebay_core::{Error, ErrorKind, Result, limits, name::validate_bucket};
-use forebay_engine::{ListRequest, PutRequest};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::validate_bucket};
+use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
@@ -93,13 +93,21 @@ impl Ops {
                 &name,
                 PutRequest {
                     attributes,
-                    condition,
+                    condition: condition.clone(),
                 },
                 Some(length),
                 body,
             )
             .await;
-        let done = put.map_err(|e| write_failed(e, &verified).to_s3(&note))?;
+        let done = match put {
+            Ok(done) => done,
+            Err(e) => {
+                let refusal = self
+                    .unmet(&name, &condition, write_failed(e, &verified))
+                    .await;
+                return Err(refusal.to_s3(&note));
+            }
+        };
         let sums = verified.checksum();
         Ok(S3Response::new(PutObjectOutput {
             e_tag: etag(done.etag.as_deref()),
@@ -110,6 +118,29 @@ impl Ops {
             checksum_sha256: sums.checksum_sha256,
             ..Default::default()
         }))
+    }
+
+    /// Why a write under `condition` is refused. Origins say that `If-Match` does not hold where
+    /// there is no object; S3 says that there is none.
+    pub(super) async fn unmet(
+        &self,
+        name: &ObjectName,
+        condition: &PutCondition,
+        refusal: Refusal,
+    ) -> Refusal {
+        if refusal.error().kind() != ErrorKind::PreconditionFailed
+            || !matches!(condition, PutCondition::IfMatch(_))
+        {
+            return refusal;
+        }
+        let now = ReadOptions {
+            bypass: true,
+            ..ReadOptions::default()
+        };
+        match self.engine.head(name, &now).await {
+            Err(e) if e.kind() == ErrorKind::NotFound => e.into(),
+            _ => refusal,
+        }
     }
 
     pub(super) async fn delete(

@@ -630,6 +630,20 @@ async fn an_upload_is_completed_only_if_its_condition_holds() {
     }
 }
 
+#[tokio::test]
+async fn what_is_not_there_cannot_be_replaced() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let version = ("if-match", "\"a\"");
+    let put = c.put("/data/up", &[version], "x").await;
+    let completed = upload(&mut c, "x", version).await;
+    for a in [put, completed] {
+        assert_eq!(a.status, StatusCode::NOT_FOUND, "{}", a.text());
+        assert!(a.text().contains("<Code>NoSuchKey</Code>"), "{}", a.text());
+    }
+    assert!(!n.file("up").exists());
+}
+
 /// Names that Amazon does not allow, and the S3 library refuses as the source of a copy.
 #[tokio::test]
 async fn a_copy_can_be_from_any_bucket_that_is_served() {
