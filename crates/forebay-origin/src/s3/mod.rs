@@ -612,7 +612,7 @@ fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
             .and_then(|e| String::from_utf8(e).ok());
         return match etag {
             Some(etag) => Ok((PutCondition::IfMatch(etag), id)),
-            None => Err(Error::invalid(
+            None => Err(Error::not_found(
                 "this upload id does not come from this origin",
             )),
         };
@@ -664,6 +664,7 @@ mod tests {
             split_upload(&id).unwrap(),
             (PutCondition::IfMatch("\"e.1\"".into()), "a.b")
         );
-        assert!(split_upload("fb-match.!!.x").is_err());
+        let unknown = split_upload("fb-match.!!.x").unwrap_err();
+        assert_eq!(unknown.kind(), ErrorKind::NotFound);
     }
 }

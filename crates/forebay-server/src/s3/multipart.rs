@@ -164,9 +164,9 @@ impl Ops {
         }))
     }
 
-    /// The client's list of parts, checked against what is remembered of them; and whether the
-    /// upload is remembered, but not all of them: these may have come through another node, so the
-    /// origin has to say whether it has them.
+    /// The client's list of parts, checked against what is remembered of them; and whether some are
+    /// not remembered: these came through another node or before a restart, so the origin has to say
+    /// whether it has them.
     fn completed_parts(
         &self,
         name: &ObjectName,
@@ -257,7 +257,7 @@ impl Ops {
                 ));
             }
         }
-        Ok((parts, known.is_some() && !are_known))
+        Ok((parts, !are_known))
     }
 
     pub(super) async fn abort(

@@ -592,6 +592,39 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
     assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
 }
 
+/// As after a restart, another node knows nothing of the upload.
+#[tokio::test]
+async fn parts_with_each_others_etags_are_refused_also_where_nothing_is_known_of_them() {
+    let one = start(&[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(one.dir.path().join("data"), dir.path().join("data")).unwrap();
+    let other = start_in(dir, &[]).await;
+    let (mut c, mut d) = (one.client().await, other.client().await);
+    let begun = c.send(Method::POST, "/data/up?uploads", &[], "").await;
+    let begun = begun.text();
+    let id = upload_id(&begun);
+    let mut etags = Vec::new();
+    for number in [1, 2] {
+        let part = format!("/data/up?partNumber={number}&uploadId={id}");
+        etags.push(c.put(&part, &[], "x").await.header("etag").to_owned());
+    }
+    let body = format!(
+        "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{}</ETag></Part>\
+         <Part><PartNumber>2</PartNumber><ETag>{}</ETag></Part></CompleteMultipartUpload>",
+        etags[1], etags[0]
+    );
+    let end = format!("/data/up?uploadId={id}");
+    for client in [&mut c, &mut d] {
+        let a = client.send(Method::POST, &end, &[], body.clone()).await;
+        assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
+        assert!(
+            a.text().contains("<Code>InvalidPart</Code>"),
+            "{}",
+            a.text()
+        );
+    }
+}
+
 /// Uploads an object in one part and completes it under a condition.
 async fn upload(c: &mut Client, content: &'static str, condition: (&str, &str)) -> Answer {
     let begun = c.send(Method::POST, "/data/up?uploads", &[], "").await;
