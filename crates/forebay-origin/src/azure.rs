@@ -14,7 +14,7 @@ use crate::{
     s3::{
         conditions, get_checks,
         headers::{self, Dialect},
-        unmet, xml,
+        past_the_end, unmet, xml,
     },
     transport::{Payload, Redirects, Transport, body_of},
 };
@@ -240,10 +240,7 @@ impl AzureOrigin {
             .await?;
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
-            return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes, none from byte {start} on",
-                meta.size
-            )));
+            return Err(past_the_end(key, meta.size, start));
         }
         Ok(GetResponse {
             meta,
@@ -355,6 +352,13 @@ impl Origin for AzureOrigin {
             other => other?,
         };
         get_checks(&meta, &request, key)?;
+        // As S3 services do, it may send the whole object if the number is larger than it can read.
+        if let Some(asked) = &request.range
+            && asked.start > 0
+            && asked.start >= meta.size
+        {
+            return Err(past_the_end(key, meta.size, asked.start));
+        }
         if request
             .range
             .as_ref()

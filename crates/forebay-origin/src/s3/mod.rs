@@ -93,11 +93,8 @@ impl S3Origin {
         let answer = self.client.send(call).await?;
         let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
         get_checks(&meta, request, key)?;
-        if start > meta.size || (start == meta.size && start > 0) {
-            return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes, none from byte {start} on",
-                meta.size
-            )));
+        if start > 0 && start >= meta.size {
+            return Err(past_the_end(key, meta.size, start));
         }
         Ok(GetResponse {
             meta,
@@ -152,6 +149,13 @@ impl S3Origin {
         }
         Ok(())
     }
+}
+
+/// The error of a range that begins at the end of an object or past it.
+pub(crate) fn past_the_end(key: &str, size: u64, start: u64) -> Error {
+    Error::range_not_satisfiable(format!(
+        "{key:?} has {size} bytes, none from byte {start} on"
+    ))
 }
 
 /// S3 answers 404 to `If-Match` on an object that does not exist, and 409 when two conditional
@@ -284,6 +288,10 @@ impl Origin for S3Origin {
         is_object(&meta, site)?;
         get_checks(&meta, &request, key)?;
         match &request.range {
+            // Some services send the whole object if the number is larger than they can read.
+            Some(asked) if asked.start > 0 && asked.start >= meta.size => {
+                return Err(past_the_end(key, meta.size, asked.start));
+            }
             // Some services answer 200 to a range that covers the object.
             Some(asked) if range.start != asked.start || range.end > asked.end => {
                 return Err(Error::corrupt(format!(

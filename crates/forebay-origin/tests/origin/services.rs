@@ -142,6 +142,24 @@ async fn a_session_at_google_is_cancelled_when_its_writer_fails_or_goes_away() {
     }
 }
 
+/// Services that read numbers of 63 bits ignore a range with a larger one.
+#[tokio::test]
+async fn a_range_past_the_end_is_one_also_where_the_service_sends_the_whole_object() {
+    let server = Scripted::start(|_, _| Reply::new(200, "hello").header("ETag", "\"1\"")).await;
+    for url in ["s3://bucket", "az://container"] {
+        let origin = open(&config(url, &server)).unwrap();
+        for range in [5..9, u64::MAX - 1..u64::MAX, u64::MAX..u64::MAX] {
+            let request = GetRequest {
+                range: Some(range.clone()),
+                ..Default::default()
+            };
+            let kind = origin.get("k", request).await.err().map(|e| e.kind());
+            let expected = Some(ErrorKind::RangeNotSatisfiable);
+            assert_eq!(kind, expected, "{url}: {range:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_completion_at_azure_can_be_repeated() {
     let server = Scripted::start(|_, number| match number {
