@@ -476,8 +476,14 @@ fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<
     for (i, part) in listed.iter().enumerate() {
         let number = part["part-number"]
             .as_u64()
-            .ok_or_else(|| Error::invalid(format!("value[{i}].part-number is not a number")))?;
-        numbers.push(number as u32);
+            .and_then(|n| u32::try_from(n).ok())
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "value[{i}].part-number is not the number of a part"
+                ))
+                .hint(format!("1 to {}", limits::UPLOAD_PARTS_MAX))
+            })?;
+        numbers.push(number);
     }
     numbers.sort_unstable();
     if numbers.is_empty() {

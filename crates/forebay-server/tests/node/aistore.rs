@@ -385,3 +385,26 @@ async fn an_origin_that_keeps_no_properties_says_so() {
         a.text()
     );
 }
+
+#[tokio::test]
+async fn the_number_of_a_part_is_taken_as_it_is() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let object = "/v1/objects/data/up";
+    let begin = json!({"action": "mpt-upload"}).to_string();
+    let begun = c.send(Method::POST, object, &[], begin).await;
+    assert_eq!(begun.status, StatusCode::OK, "{}", begun.text());
+    let id = begun.text();
+    let part = format!("{object}?uploadId={id}&partNumber=1");
+    let sent = c.put(&part, &[], "content").await;
+    assert_eq!(sent.status, StatusCode::OK, "{}", sent.text());
+    let end = format!("{object}?uploadId={id}");
+    // 2^32 + 1 is not 1.
+    for (number, status) in [(4_294_967_297_u64, 400), (2, 400), (1, 200)] {
+        let value = json!([{"part-number": number, "etag": ""}]);
+        let body = json!({"action": "mpt-complete", "value": value}).to_string();
+        let a = c.send(Method::POST, &end, &[], body).await;
+        assert_eq!(a.status.as_u16(), status, "{number}: {}", a.text());
+        assert_eq!(n.file("up").exists(), status == 200);
+    }
+}
