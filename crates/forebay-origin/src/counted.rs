@@ -12,6 +12,7 @@ use forebay_core::{
     sync::Mutex,
 };
 use futures::StreamExt;
+use http::Method;
 use std::{
     collections::HashMap,
     sync::{
@@ -44,12 +45,16 @@ pub enum Operation {
     CompleteUpload,
     /// [`Origin::abort_upload`].
     AbortUpload,
-    /// [`Origin::forward`], including the body of its answer.
+    /// [`Origin::forward`], including the body of its answer, of what writes or lists.
     Forward,
+    /// The same of what reads an object, its tags or other settings.
+    ForwardRead,
+    /// The same of what removes something.
+    ForwardDelete,
 }
 
 impl Operation {
-    pub(crate) const ALL: [Operation; 11] = [
+    pub(crate) const ALL: [Operation; 13] = [
         Operation::Head,
         Operation::Get,
         Operation::List,
@@ -61,7 +66,23 @@ impl Operation {
         Operation::CompleteUpload,
         Operation::AbortUpload,
         Operation::Forward,
+        Operation::ForwardRead,
+        Operation::ForwardDelete,
     ];
+
+    /// How a request that is passed on counts: as what services charge for it.
+    fn of_forwarded(request: &ForwardRequest) -> Self {
+        let asks = |name: &str| request.query.iter().any(|(n, _)| n == name);
+        match request.method {
+            Method::DELETE => Operation::ForwardDelete,
+            // By `uploadId`, the parts of an upload are listed.
+            Method::GET | Method::HEAD if !request.key.is_empty() && !asks("uploadId") => {
+                Operation::ForwardRead
+            }
+            Method::POST if asks("select") => Operation::ForwardRead,
+            _ => Operation::Forward,
+        }
+    }
 
     /// For metric labels.
     pub fn as_str(self) -> &'static str {
@@ -77,6 +98,8 @@ impl Operation {
             Operation::CompleteUpload => "complete_upload",
             Operation::AbortUpload => "abort_upload",
             Operation::Forward => "forward",
+            Operation::ForwardRead => "forward_read",
+            Operation::ForwardDelete => "forward_delete",
         }
     }
 }
@@ -378,21 +401,20 @@ impl Origin for Counted {
             ForwardBody::Empty | ForwardBody::Stream(..) => 0,
         };
         request.body = request.body.map_stream(|body| self.outgoing(body));
-        let (mut answer, in_flight) = self
-            .count(Operation::Forward, self.inner.forward(request))
-            .await?;
+        let operation = Operation::of_forwarded(&request);
+        let (mut answer, in_flight) = self.count(operation, self.inner.forward(request)).await?;
         self.counters.bytes_out.fetch_add(at_once, Relaxed);
         // Here, an error of the service is an answer.
         if !answer.status.is_success() {
             let kind = failure::kind_of(answer.status, "");
-            self.counters.error(Operation::Forward, kind);
+            self.counters.error(operation, kind);
         }
         // As in `get`: in flight until the body is dropped.
         answer.body = answer
             .body
             .inspect(move |item| match item {
                 Ok(bytes) => drop(in_flight.0.bytes_in.fetch_add(bytes.len() as u64, Relaxed)),
-                Err(e) => in_flight.0.error(Operation::Forward, e.kind()),
+                Err(e) => in_flight.0.error(operation, e.kind()),
             })
             .boxed();
         Ok(answer)

@@ -24,9 +24,9 @@ use std::{
 };
 
 /// Operations that cost what a read costs; all others what a write or listing does.
-const READS: [&str; 2] = ["get", "head"];
+const READS: [&str; 3] = ["get", "head", "forward_read"];
 /// What providers take nothing for.
-const FREE: [&str; 2] = ["delete", "abort_upload"];
+const FREE: [&str; 3] = ["delete", "abort_upload", "forward_delete"];
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -470,6 +470,32 @@ mod tests {
         assert_eq!(name("alpha").as_deref(), Some("alpha"));
         assert_eq!(name("alpha-"), None);
         assert_eq!(name("gamma"), None);
+    }
+
+    #[test]
+    fn what_is_passed_on_costs_as_what_is_not() {
+        let operations = [
+            ("get", 1),
+            ("head", 10),
+            ("forward_read", 100),
+            ("put", 2),
+            ("list", 20),
+            ("forward", 200),
+            ("delete", 4),
+            ("forward_delete", 40),
+        ];
+        let operation = |requests| forebay_protocol::node::Operation {
+            requests,
+            ..Default::default()
+        };
+        let bucket = forebay_protocol::node::OriginStatus {
+            operations: operations
+                .map(|(name, requests)| (name.to_owned(), operation(requests)))
+                .into(),
+            ..Default::default()
+        };
+        let used = used(&bucket);
+        assert_eq!((used.reads, used.writes), (111, 222));
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_origin::{
-    Circuit, Counted, Counters, GetRequest, Limited, Limiter, LocalOrigin, Operation, Origin,
-    PutCondition, PutRequest, Resilient, RetryPolicy, Timed, body,
+    Circuit, Counted, Counters, ForwardBody, ForwardRequest, GetRequest, Limited, Limiter,
+    LocalOrigin, Operation, Origin, PutCondition, PutRequest, Resilient, RetryPolicy, Timed, body,
 };
 use forebay_testing::{Fault, Faults, Faulty, conformance::pattern};
 use futures::{FutureExt, StreamExt, stream};
+use http::{HeaderMap, Method};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -724,6 +725,35 @@ async fn bytes_per_second_are_kept_and_shared() {
         "2 MB at 4 MB/s in {took:?}"
     );
     assert!(b.counters.stats().throttled_seconds > 0.3);
+}
+
+#[tokio::test]
+async fn what_is_passed_on_is_counted_by_what_it_costs() {
+    use Operation::{Forward, ForwardDelete, ForwardRead};
+    let b = bench().await;
+    for (method, key, query) in [
+        (Method::GET, "a", "tagging"),
+        (Method::HEAD, "a", "versionId"),
+        (Method::POST, "a", "select"),
+        (Method::DELETE, "a", "tagging"),
+        (Method::DELETE, "", "cors"),
+        (Method::PUT, "a", "tagging"),
+        (Method::GET, "a", "uploadId"),
+        (Method::GET, "", "versions"),
+    ] {
+        let request = ForwardRequest {
+            method,
+            key: key.into(),
+            query: vec![(query.into(), String::new())],
+            headers: HeaderMap::new(),
+            body: ForwardBody::Empty,
+        };
+        // A directory takes none of them.
+        assert!(b.origin.forward(request).await.is_err());
+    }
+    let stats = b.counters.stats();
+    let counted = [ForwardRead, ForwardDelete, Forward].map(|o| stats.requests(o));
+    assert_eq!(counted, [3, 2, 3]);
 }
 
 #[tokio::test]
