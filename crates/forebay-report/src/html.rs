@@ -4,7 +4,7 @@
 use crate::{
     figures::{Epoch, Money, Report, joules},
     svg::{self, escaped},
-    text::{STORED, amount, disclaimer, each, figure, percent, price, quantity, seconds},
+    text::{STORED, amount, disclaimer, each, figure, percent, price, quantity, seconds, unit},
 };
 use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
@@ -343,7 +343,7 @@ fn spent(money: &Money) -> String {
                  <td class=\"n\">{}</td></tr>",
                 escaped(&l.what),
                 quantity(l.quantity),
-                escaped(&l.unit),
+                escaped(unit(l)),
                 escaped(&price(l.price, currency)),
                 escaped(&price(l.cost, currency))
             );

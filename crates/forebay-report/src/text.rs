@@ -1,8 +1,8 @@
 //! A report as lines for a terminal.
 
 use crate::figures::{
-    End, Energy, Figures, Money, NODE_CAUSES, Report, SOURCES, Sources, Stage, Storage, is_counted,
-    joules as sum_of_joules,
+    End, Energy, Figures, Money, MoneyLine, NODE_CAUSES, Report, SOURCES, Sources, Stage, Storage,
+    is_counted, joules as sum_of_joules,
 };
 use forebay_core::units::{format_bytes, grouped};
 use std::fmt::Write;
@@ -70,11 +70,13 @@ pub fn text(report: &Report) -> String {
         line(
             "origin",
             format!(
-                "{} read and {} other requests, {} read; the cache saved {} requests and {}{of}",
+                "{} read and {} other request{}, {} read; the cache saved {} request{} and {}{of}",
                 grouped(origin.reads),
                 grouped(origin.writes),
+                plural(origin.writes),
                 format_bytes(origin.read_bytes),
                 grouped(origin.reads_saved),
+                plural(origin.reads_saved),
                 format_bytes(origin.bytes_saved)
             ),
         );
@@ -103,6 +105,10 @@ pub fn text(report: &Report) -> String {
         line("", format!("→ {}", warning.advice));
     }
     out
+}
+
+fn plural(n: u64) -> &'static str {
+    if n == 1 { "" } else { "s" }
 }
 
 fn of(whose: &str) -> String {
@@ -300,7 +306,7 @@ fn spent(money: &Money, line: &mut impl FnMut(&str, String)) {
                     "{what} on {}: {} {} at {} = {}",
                     l.what,
                     quantity(l.quantity),
-                    l.unit,
+                    unit(l),
                     price(l.price, &list.currency),
                     price(l.cost, &list.currency)
                 ),
@@ -401,6 +407,14 @@ pub(crate) fn quantity(value: f64) -> String {
         true => grouped(value as u64),
         false => figure(value),
     }
+}
+
+/// The unit of what is paid for: of one, in the singular.
+pub(crate) fn unit(line: &MoneyLine) -> &str {
+    let singular = line.unit.strip_suffix('s');
+    singular
+        .filter(|_| line.quantity == 1.0)
+        .unwrap_or(&line.unit)
 }
 
 #[cfg(test)]
@@ -612,6 +626,44 @@ pub(crate) mod tests {
                 && told.contains("not in what was spent"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn one_request_is_told_in_the_singular() {
+        let line = |quantity: f64, unit: &str| MoneyLine {
+            what: "read requests".into(),
+            quantity,
+            unit: unit.into(),
+            ..MoneyLine::default()
+        };
+        let report = Report {
+            origin: Some(crate::OriginUse {
+                writes: 1,
+                reads_saved: 1,
+                ..crate::OriginUse::default()
+            }),
+            money: Some(Money {
+                spent: vec![
+                    line(1.0, "requests"),
+                    line(2.0, "requests"),
+                    line(1.0, "GB"),
+                ],
+                ..Money::default()
+            }),
+            ..Report::default()
+        };
+        let told = text(&report);
+        for part in [
+            "0 read and 1 other request, ",
+            "saved 1 request and ",
+            ": 1 request at ",
+            ": 2 requests at ",
+            ": 1 GB at ",
+        ] {
+            assert!(told.contains(part), "{part:?} in {told}");
+        }
+        let page = crate::page(&report);
+        assert!(page.contains("<td>request</td>") && page.contains("<td>requests</td>"));
     }
 
     #[test]
