@@ -185,6 +185,9 @@ pub const KEYS_KEPT_MAX: usize = 100;
 pub const LIST_PAGE_MAX_KEYS: usize = 1000;
 /// Keys in one DeleteObjects request. S3's limit.
 pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
+/// The longest document of an answer of an S3 service to a request that changes something, or that
+/// failed: longer than any of S3's.
+pub const S3_ANSWER_MAX_BYTES: u64 = 1 << 20;
 /// Largest object that one PUT writes. S3's limit.
 pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
 /// Objects that are appended to at the same time. Their appended bytes that lie in memory are at

@@ -7,12 +7,9 @@
 //! if a client leaves, its effect is still forgotten here.
 
 use crate::{Engine, stats::add};
-use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, request};
+use forebay_core::{Error, ErrorKind, ObjectName, Reservation, Result, limits, request};
 use forebay_origin::{ForwardBody, ForwardRequest, ForwardResponse, Origin, body};
 use std::sync::Arc;
-
-/// Longer than any answer to a request that changes something.
-const DOCUMENT_MAX_BYTES: u64 = 1 << 20;
 
 /// What a forwarded request may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +93,7 @@ async fn whole(answer: ForwardResponse) -> Result<ForwardResponse> {
         headers,
         body: document,
     } = answer;
-    let document = body::collect(document, DOCUMENT_MAX_BYTES).await;
+    let document = body::collect(document, limits::S3_ANSWER_MAX_BYTES).await;
     let document = document.map_err(|e| match e.kind() {
         ErrorKind::TooLarge => Error::corrupt("the origin's answer is longer than any of S3's"),
         _ => e,

@@ -42,8 +42,6 @@ use std::{borrow::Cow, sync::Arc};
 const HELD_BODY_MAX_BYTES: u64 = 8 << 20;
 /// How large a body may grow before its memory is taken from the budget.
 const UNRESERVED_BYTES: u64 = 64 << 10;
-/// Longer than any answer to a request that changes something.
-const DOCUMENT_MAX_BYTES: usize = 1 << 20;
 
 /// The subresources `?NAME` that are settings of a bucket.
 const SETTINGS: &[&str] = &[
@@ -602,7 +600,7 @@ async fn said(mut answer: ForwardResponse) -> ErrorDocument {
     let mut document = BytesMut::new();
     while let Some(Ok(piece)) = answer.body.next().await {
         document.extend_from_slice(&piece);
-        if document.len() > DOCUMENT_MAX_BYTES {
+        if document.len() as u64 > limits::S3_ANSWER_MAX_BYTES {
             break;
         }
     }
@@ -650,7 +648,7 @@ async fn returned(
         let mut document = BytesMut::new();
         while let Some(piece) = body.next().await {
             document.extend_from_slice(&piece?);
-            if document.len() > DOCUMENT_MAX_BYTES {
+            if document.len() as u64 > limits::S3_ANSWER_MAX_BYTES {
                 let e = Error::corrupt("the origin's answer is longer than any of S3's");
                 return Err(e.into());
             }
