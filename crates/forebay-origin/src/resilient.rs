@@ -34,6 +34,7 @@ use http::{
     Method,
     header::{IF_MATCH, IF_NONE_MATCH},
 };
+use md5::{Digest, Md5};
 use std::{
     ops::Range,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -118,19 +119,61 @@ impl Resilient {
 
     /// What a repeated conditional write may conclude from `PreconditionFailed`: nothing.
     fn unless_its_own(&self, what: &str, key: &str, repeated: u32, e: Error) -> Error {
-        if e.kind() != ErrorKind::PreconditionFailed || repeated == 0 {
-            return e;
+        match e.kind() {
+            ErrorKind::PreconditionFailed if repeated > 0 => self.unknown(what, key, e),
+            _ => e,
         }
+    }
+
+    /// The error of a write that may have taken effect before it met `e`.
+    fn unknown(&self, what: &str, key: &str, e: Error) -> Error {
         Error::origin_unavailable(format!(
             "{what} {:?} at {}: it is not known whether it was written",
             forebay_core::name::shorten(key),
             self.describe()
         ))
         .hint(
-            "an attempt got no answer, and the next one found that the condition did not hold: \
-             look at the object",
+            "an attempt got no answer, and the next one may have met its effect: look at the \
+             object",
         )
         .caused_by(e)
+    }
+}
+
+/// By what an object is known that was made of parts.
+struct Made {
+    /// `None`: parts that came through another node, or before a restart, are told without theirs.
+    size: Option<u64>,
+    /// What S3 makes of the MD5s of the parts. `None`: their ETags are no MD5s.
+    etag: Option<String>,
+}
+
+impl Made {
+    fn of(parts: &[UploadedPart]) -> Self {
+        let sizes = parts.iter().map(|p| p.size);
+        let is_known = !parts.iter().any(|p| p.size == 0);
+        let mut md5 = Md5::new();
+        let all = parts.iter().try_for_each(|part| {
+            let etag = part.etag.trim_matches('"');
+            let is_md5 = etag.len() == 32 && etag.bytes().all(|b| b.is_ascii_hexdigit());
+            let number = u128::from_str_radix(etag, 16).ok().filter(|_| is_md5)?;
+            md5.update(number.to_be_bytes());
+            Some(())
+        });
+        let etag = all.map(|()| {
+            let md5 = md5.finalize();
+            let hex: String = md5.iter().map(|b| format!("{b:02x}")).collect();
+            format!("{hex}-{}", parts.len())
+        });
+        Made {
+            size: is_known.then(|| sizes.sum()),
+            etag,
+        }
+    }
+
+    fn is(&self, meta: &ObjectMeta) -> bool {
+        let etag = meta.etag.as_deref().map(|e| e.trim_matches('"'));
+        self.size == Some(meta.size) || self.etag.is_some() && self.etag.as_deref() == etag
     }
 }
 
@@ -551,9 +594,9 @@ impl Origin for Resilient {
         self.upload_part_of(key, upload, number, content).await
     }
 
-    /// If a repeated completion finds no upload, it checks whether the object exists with the right
-    /// size: then an earlier attempt made it. If its condition does not hold, the outcome is as
-    /// unknown as for a [`put`](Origin::put).
+    /// If a repeated completion finds no upload, it looks at the object: if that has the size of the
+    /// parts, or the ETag that S3 makes of theirs, an earlier attempt made it. If neither can be told,
+    /// or if its condition does not hold, the outcome is as unknown as for a [`put`](Origin::put).
     async fn complete_upload(
         &self,
         key: &str,
@@ -562,17 +605,21 @@ impl Origin for Resilient {
         condition: PutCondition,
     ) -> Result<PutResponse> {
         let mut repeated = 0;
-        let size: u64 = parts.iter().map(|p| p.size).sum();
         let send = || {
             let (parts, condition) = (parts.clone(), condition.clone());
             self.0.inner.complete_upload(key, upload, parts, condition)
         };
         match self.0.repeat(&mut repeated, send).await {
-            Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => match self.head(key).await
-            {
-                Ok(meta) if meta.size == size => Ok(PutResponse { etag: meta.etag }),
-                _ => Err(e),
-            },
+            Err(e) if repeated > 0 && e.kind() == ErrorKind::NotFound => {
+                let made = Made::of(&parts);
+                match self.head(key).await {
+                    Ok(meta) if made.is(&meta) => Ok(PutResponse { etag: meta.etag }),
+                    Ok(_) if made.size.is_none() => {
+                        Err(self.unknown("complete the upload of", key, e))
+                    }
+                    _ => Err(e),
+                }
+            }
             Err(e) => Err(self.unless_its_own("complete the upload of", key, repeated, e)),
             done => done,
         }

@@ -186,6 +186,39 @@ async fn a_completion_at_azure_can_be_repeated() {
     assert!(requests[1].body.ends_with(list), "{}", requests[1].body);
 }
 
+/// As after a restart, nobody knows the sizes of the parts.
+#[tokio::test]
+async fn a_completion_whose_answer_is_lost_is_known_by_the_etags_of_its_parts() {
+    let part = |number, etag: &str| UploadedPart {
+        number,
+        etag: etag.into(),
+        size: 0,
+    };
+    let parts = vec![
+        part(1, "\"0cc175b9c0f1b6a831c399e269772661\""),
+        part(2, "\"92eb5ffee6ae2fec3ad71c777531578f\""),
+    ];
+    let made = "\"96e024ba2074fe77e8e965ba43a704be-2\"";
+    let other = "\"96e024ba2074fe77e8e965ba43a704be-3\"";
+    let unknown = Err(ErrorKind::OriginUnavailable);
+    for (there, expected) in [
+        (Some(made), Ok(Some(made.to_owned()))),
+        (Some(other), unknown),
+        (None, Err(ErrorKind::NotFound)),
+    ] {
+        let server = Scripted::start(move |request, number| match (&*request.method, there) {
+            ("HEAD", Some(etag)) => Reply::new(200, "ab").header("ETag", etag),
+            ("POST", _) if number == 0 => Reply::new(500, ""),
+            _ => Reply::new(404, ""),
+        })
+        .await;
+        let origin = open(&config("s3://bucket", &server)).unwrap();
+        let done = origin.complete_upload("k", "id", parts.clone(), PutCondition::Always);
+        let done = done.await.map(|put| put.etag).map_err(|e| e.kind());
+        assert_eq!(done, expected);
+    }
+}
+
 #[tokio::test]
 async fn a_body_whose_version_has_no_name_is_not_continued() {
     for (etag, continued) in [(None, false), (Some("\"v\""), true)] {
