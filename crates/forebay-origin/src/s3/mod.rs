@@ -460,6 +460,12 @@ impl Origin for S3Origin {
         } = request;
         let operation = format!("forward {method}");
         let site = self.site(&operation, &key);
+        // What is signed is text.
+        let is_text = |v: &HeaderValue| std::str::from_utf8(v.as_bytes()).is_ok();
+        if let Some((name, _)) = headers.iter().find(|(_, v)| !is_text(v)) {
+            let e = Error::invalid(format!("{}: the header {name} is not UTF-8", site.prefix()));
+            return Err(e.hint("send text of other languages as UTF-8"));
+        }
         let mut headers = headers;
         let payload = match body {
             ForwardBody::Empty => Payload::Empty,

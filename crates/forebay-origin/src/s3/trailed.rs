@@ -123,11 +123,12 @@ pub(super) fn sign(
     let host = &url[Position::BeforeHost..Position::AfterPort];
     let mut signed: Vec<(&str, String)> = vec![("host", host.to_owned())];
     for name in headers.keys() {
-        let values: Vec<&str> = headers
+        // Several spaces count as one.
+        let values: Vec<String> = headers
             .get_all(name)
             .iter()
-            .filter_map(|v| v.to_str().ok())
-            .map(str::trim)
+            .filter_map(|v| std::str::from_utf8(v.as_bytes()).ok())
+            .map(|v| v.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
         signed.push((name.as_str(), values.join(",")));
     }
@@ -221,6 +222,26 @@ mod tests {
                 assert!(got == content, "{length} in pieces of {piece}");
             }
         }
+    }
+
+    #[test]
+    fn a_signature_covers_each_value_and_takes_several_spaces_for_one() {
+        let credential = AwsCredential {
+            key_id: "key".into(),
+            secret_key: "secret".into(),
+            token: None,
+        };
+        let url = Url::parse("http://127.0.0.1:9000/bucket/k").unwrap();
+        let signature = |text: &str| {
+            let value = HeaderValue::from_bytes(text.as_bytes()).unwrap();
+            let headers = HeaderMap::from_iter([(header::CONTENT_DISPOSITION, value)]);
+            let now = DateTime::UNIX_EPOCH;
+            let signed = sign(&credential, "r", &Method::PUT, &url, headers, now).unwrap();
+            signed[header::AUTHORIZATION].clone()
+        };
+        assert_eq!(signature("a b"), signature("  a   b "));
+        assert_ne!(signature("a b"), signature("ab"));
+        assert_ne!(signature("ü"), signature("ö"));
     }
 
     #[tokio::test]

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use forebay_core::ErrorKind;
 use forebay_origin::{
     ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PutCondition, PutRequest,
-    UploadedPart, body, open,
+    Secret, UploadedPart, body, open,
 };
 use forebay_testing::{Reply, Scripted, conformance::pattern};
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderValue, Method, header::CONTENT_DISPOSITION};
 use std::{
     sync::{
         Arc, Mutex,
@@ -379,6 +379,34 @@ async fn a_forwarded_request_waits_as_long_as_the_service_says() {
         begun.elapsed()
     );
     assert_eq!(server.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_forwarded_header_that_is_no_text_is_refused() {
+    let server = Scripted::start(|_, _| Reply::new(200, "")).await;
+    let signed = OriginConfig {
+        anonymous: false,
+        region: Some("us-east-1".into()),
+        access_key_id: Some("key".into()),
+        secret_access_key: Some(Secret::new("secret")),
+        ..config("s3://bucket", &server)
+    };
+    let origin = open(&signed).unwrap();
+    for (value, kind) in [
+        (&b"M\xfcller"[..], Some(ErrorKind::Invalid)),
+        ("Müller".as_bytes(), None),
+    ] {
+        let value = HeaderValue::from_bytes(value).unwrap();
+        let request = ForwardRequest {
+            method: Method::PUT,
+            key: "k".into(),
+            query: Vec::new(),
+            headers: HeaderMap::from_iter([(CONTENT_DISPOSITION, value)]),
+            body: ForwardBody::Empty,
+        };
+        let sent = origin.forward(request).await;
+        assert_eq!(sent.err().map(|e| e.kind()), kind);
+    }
 }
 
 /// If the first attempt was carried out, a second one would find the object too long.
