@@ -5,6 +5,9 @@
 //! loses nothing at the origin: an upload can still be completed, but its parts are no longer
 //! listed.
 //!
+//! A client that missed the answer to a completion asks for it again, and some do while the first is
+//! under way: it waits for that, and the last [`COMPLETED_MAX`] answers are remembered for it.
+//!
 //! Invariant: at most `max_uploads` uploads and [`PARTS_MAX`] parts are remembered; the oldest is
 //! forgotten first. What the origin acknowledged is remembered even if the client has left: each
 //! change goes to its end in its own task.
@@ -13,17 +16,20 @@ use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, request, sync::
 use forebay_engine::{ByteStream, Engine, PutCondition, PutResponse, UploadedPart};
 use s3s::dto::Checksum;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Parts remembered over all uploads.
 const PARTS_MAX: usize = 1_000_000;
+/// Completions remembered.
+const COMPLETED_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
 pub struct Part {
@@ -65,6 +71,37 @@ struct Inner {
     by_order: BTreeMap<u64, (ObjectName, String)>,
     next: u64,
     parts: usize,
+    /// What closes when a completion that is under way has ended.
+    completing: HashMap<(ObjectName, String), watch::Receiver<()>>,
+    /// The oldest first.
+    completed: VecDeque<Completed>,
+}
+
+/// A completion that succeeded.
+struct Completed {
+    key: (ObjectName, String),
+    parts: u128,
+    done: PutResponse,
+}
+
+/// The only completion of an upload that is under way here.
+struct Turn<'a> {
+    uploads: &'a Uploads,
+    key: &'a (ObjectName, String),
+    _ends: watch::Sender<()>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.uploads.inner.lock().completing.remove(self.key);
+    }
+}
+
+/// What tells one list of parts from another.
+fn sum_of(parts: &[UploadedPart]) -> u128 {
+    let lines = parts.iter();
+    let lines = lines.map(|p| format!("{} {}\n", p.number, p.etag.trim_matches('"')));
+    xxh3_128(lines.collect::<String>().as_bytes())
 }
 
 impl Uploads {
@@ -102,7 +139,8 @@ impl Uploads {
         .await
     }
 
-    /// Completes an upload at the origin, if `condition` holds, and forgets it here.
+    /// Completes an upload at the origin, if `condition` holds, and forgets it here. One that was
+    /// completed here before, with the same parts, is answered as it was then.
     pub async fn complete(
         self: &Arc<Self>,
         engine: &Engine,
@@ -112,13 +150,73 @@ impl Uploads {
         condition: PutCondition,
     ) -> Result<PutResponse> {
         let (uploads, engine) = (self.clone(), engine.clone());
-        let (name, id) = (name.clone(), id.to_owned());
+        let (key, sum) = ((name.clone(), id.to_owned()), sum_of(&parts));
         Self::to_its_end(&self.endings, async move {
-            let done = engine.complete_upload(&name, &id, parts, condition).await;
-            uploads.ended(&name, &id, &done);
+            let _turn = uploads.turn(&key).await;
+            let (name, id) = &key;
+            let done = match engine.complete_upload(name, id, parts, condition).await {
+                // The upload is gone, and its object may be what the condition does not want.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        ErrorKind::NotFound | ErrorKind::PreconditionFailed
+                    ) =>
+                {
+                    uploads.completed(&key, sum).ok_or(e)
+                }
+                done => done,
+            };
+            uploads.ended(name, id, &done);
+            if let Ok(put) = &done {
+                uploads.remember(&key, sum, put);
+            }
             done
         })
         .await
+    }
+
+    /// Waits until no other completion of the upload is under way here.
+    async fn turn<'a>(&'a self, key: &'a (ObjectName, String)) -> Turn<'a> {
+        loop {
+            let mut other = {
+                let mut inner = self.inner.lock();
+                match inner.completing.get(key) {
+                    Some(other) => other.clone(),
+                    None => {
+                        let (ends, ended) = watch::channel(());
+                        inner.completing.insert(key.clone(), ended);
+                        return Turn {
+                            uploads: self,
+                            key,
+                            _ends: ends,
+                        };
+                    }
+                }
+            };
+            // An error: it has ended.
+            let _ = other.changed().await;
+        }
+    }
+
+    /// The answer to the completion of these parts, if it succeeded here.
+    fn completed(&self, key: &(ObjectName, String), parts: u128) -> Option<PutResponse> {
+        let inner = self.inner.lock();
+        let mut completed = inner.completed.iter();
+        let found = completed.find(|c| c.parts == parts && c.key == *key);
+        found.map(|c| c.done.clone())
+    }
+
+    fn remember(&self, key: &(ObjectName, String), parts: u128, done: &PutResponse) {
+        let mut inner = self.inner.lock();
+        inner.completed.retain(|c| c.key != *key);
+        if inner.completed.len() >= COMPLETED_MAX {
+            inner.completed.pop_front();
+        }
+        inner.completed.push_back(Completed {
+            key: key.clone(),
+            parts,
+            done: done.clone(),
+        });
     }
 
     /// Aborts an upload at the origin and forgets it here.
@@ -171,6 +269,7 @@ impl Uploads {
         let key = (name.clone(), id.to_owned());
         // An origin may use an id again.
         inner.forget(&key);
+        inner.completed.retain(|c| c.key != key);
         while inner.uploads.len() >= self.max_uploads.load(Relaxed) {
             inner.forget_oldest();
         }
@@ -321,6 +420,41 @@ mod tests {
         let gone = uploads.complete(&b.engine, &name, &id, parts, always).await;
         assert_eq!(gone.unwrap_err().kind(), ErrorKind::NotFound);
         assert!(known().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_completion_that_is_asked_for_again_is_answered_again() {
+        let b = Bench::new(Freshness::Always);
+        let name = forebay_testing::engine::name("k");
+        let uploads = Arc::new(Uploads::new(10));
+        let id = b.engine.create_upload(&name, PutRequest::default()).await;
+        let id = id.unwrap();
+        uploads.begin(&name, &id, 0);
+        let part = NewPart {
+            number: 1,
+            size: 3,
+            body: stream::once(async { Ok(Bytes::from_static(b"one")) }).boxed(),
+        };
+        let sent = uploads.send_part(&b.engine, &name, &id, part, Checksum::default);
+        let part = sent.await.unwrap().part;
+        let complete = async |etag: &str| {
+            let parts = vec![UploadedPart {
+                etag: etag.into(),
+                ..part.clone()
+            }];
+            let done = uploads.complete(&b.engine, &name, &id, parts, PutCondition::Always);
+            done.await.map_err(|e| e.kind())
+        };
+        // The second comes while the first is under way.
+        *b.origin.acknowledges_after.lock() = Duration::from_millis(100);
+        let (first, second) = futures::join!(complete(&part.etag), complete(&part.etag));
+        let first = first.unwrap();
+        assert_eq!(second, Ok(first.clone()));
+        assert_eq!(complete(&part.etag).await, Ok(first));
+        assert_eq!(complete("other").await, Err(ErrorKind::NotFound));
+        assert!(uploads.inner.lock().completing.is_empty());
+        uploads.begin(&name, &id, 1);
+        assert_eq!(complete(&part.etag).await, Err(ErrorKind::NotFound));
     }
 
     #[test]
