@@ -272,6 +272,6 @@ impl Drop for Arrival {
     fn drop(&mut self) {
         let mut state = self.entry.state.lock();
         state.uploads -= 1;
-        state.used_ms = self.inner.now_ms();
+        state.used_ms = self.inner.steady_ms();
     }
 }

@@ -54,7 +54,7 @@ impl Inner {
                     state.phase = Phase::Staging;
                     state.journal.stage = Stage::Staging;
                     state.journal.staged_ms = 0;
-                    state.used_ms = self.now_ms();
+                    state.used_ms = self.steady_ms();
                 }
                 return Err(e);
             }

@@ -82,19 +82,21 @@ pub(crate) struct State {
     /// The directory of each file, by its number.
     pub dirs: HashMap<u32, usize>,
     pub uploads: usize,
+    /// When something was heard of its writer, by the steady clock.
     pub used_ms: i64,
     pub next_number: u32,
     pub error: Option<String>,
     pub failures: u32,
     pub late: bool,
     pub retry_ms: i64,
+    /// When somebody began to read it, by the steady clock.
     pub read_ms: i64,
 }
 
 impl State {
     /// Whether nobody writes it, and nothing was heard of its writer for so long.
-    pub fn is_idle(&self, now_ms: i64, at_least: Duration) -> bool {
-        let idle_ms = now_ms.saturating_sub(self.used_ms);
+    pub fn is_idle(&self, steady_ms: i64, at_least: Duration) -> bool {
+        let idle_ms = steady_ms.saturating_sub(self.used_ms);
         let writes = self.phase != Phase::Staging || self.uploads > 0;
         !writes && idle_ms >= at_least.as_millis() as i64
     }

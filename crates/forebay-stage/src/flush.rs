@@ -234,7 +234,7 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
         }
         state.phase = Phase::Durable;
         state.error = None;
-        state.read_ms = inner.now_ms();
+        state.read_ms = inner.steady_ms();
     }
     inner.tell();
     Ok(Outcome::Durable)

@@ -353,11 +353,11 @@ impl Inner {
     }
 
     async fn look(self: &Arc<Self>) {
-        let now = self.now_ms();
+        let (now, steady) = (self.now_ms(), self.steady_ms());
         let mut old = Vec::new();
         for entry in self.entries.lock().values() {
             let mut state = entry.state.lock();
-            if state.is_idle(now, self.config.abandon_after) {
+            if state.is_idle(steady, self.config.abandon_after) {
                 // At once: from here on, it cannot be committed.
                 state.phase = Phase::Gone;
                 old.push(entry.clone());

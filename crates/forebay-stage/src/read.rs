@@ -118,7 +118,7 @@ impl Stages {
             if !(state.phase.is_pending() || state.phase == Phase::Durable) {
                 return Ok(None);
             }
-            state.read_ms = inner.now_ms();
+            state.read_ms = inner.steady_ms();
             let file = state.journal.files.iter().find(|f| f.name == name);
             let Some(file) = file else { return Ok(None) };
             let path = inner.path_of(&entry, &state, file.number);

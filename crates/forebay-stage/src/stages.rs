@@ -441,6 +441,11 @@ impl Inner {
         self.engine.clock().now_ms()
     }
 
+    /// For how long ago something was, by a clock that nobody sets.
+    pub(crate) fn steady_ms(&self) -> i64 {
+        self.engine.clock().steady_ms()
+    }
+
     pub(crate) fn folder(&self, dir: usize, folder: &str) -> PathBuf {
         self.dirs[dir].join(FOLDER).join(folder)
     }
@@ -620,9 +625,11 @@ impl Inner {
             retry_ms: state.retry_ms,
             waits_for,
             expires_ms: match state.phase {
-                Phase::Staging => state
-                    .used_ms
-                    .saturating_add(self.config.abandon_after.as_millis() as i64),
+                Phase::Staging => {
+                    let idle_ms = self.steady_ms().saturating_sub(state.used_ms);
+                    let left_ms = self.config.abandon_after.as_millis() as i64 - idle_ms;
+                    self.now_ms().saturating_add(left_ms)
+                }
                 _ => 0,
             },
             meta: j.meta.clone(),
@@ -679,8 +686,8 @@ impl Inner {
         let Some(entry) = of_name.find(|entry| is_staging(entry)) else {
             return Ok(None);
         };
-        let now = self.now_ms();
-        if entry.leave(|state| state.is_idle(now, HOLDS_NAME)) {
+        let steady = self.steady_ms();
+        if entry.leave(|state| state.is_idle(steady, HOLDS_NAME)) {
             return Ok(Some(entry.clone()));
         }
         Err(Error::conflict(format!(
@@ -788,7 +795,7 @@ impl Inner {
         phase: Phase,
         order: u64,
     ) -> Arc<Entry> {
-        let now = self.now_ms();
+        let steady = self.steady_ms();
         let next_number = journal
             .files
             .iter()
@@ -818,13 +825,13 @@ impl Inner {
                 ahead: None,
                 dirs: HashMap::new(),
                 uploads: 0,
-                used_ms: now,
+                used_ms: steady,
                 next_number,
                 error: None,
                 failures: 0,
                 late: false,
                 retry_ms: 0,
-                read_ms: now,
+                read_ms: steady,
             }),
         })
     }

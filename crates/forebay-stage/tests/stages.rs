@@ -939,6 +939,29 @@ async fn nothing_is_kept_for_ever_and_deadlines_are_told() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_set_forward_gives_up_nothing() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    let hour = Duration::from_secs(3600);
+    site.clock.set(NOW + 10 * hour);
+    let expires_ms = run.stages.list()[0].expires_ms;
+    assert_eq!(expires_ms, (NOW + 11 * hour).as_millis() as i64);
+    // It holds its name, and it is there after the next look for what nobody writes any more.
+    let second = run.begin("run/x", true).await;
+    assert_eq!(kind(second), ErrorKind::Conflict);
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert_eq!(run.stages.stats().abandoned.load(SeqCst), 0);
+    // An hour that passes counts.
+    site.clock.set(NOW);
+    site.clock.advance(hour);
+    let stages = run.stages.clone();
+    until(|| stages.stats().abandoned.load(SeqCst) == 1).await;
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn one_that_is_late_by_little_is_told_too() {
     let site = Site::new(256 << 20);
     let run = site.start();

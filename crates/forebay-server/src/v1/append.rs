@@ -65,6 +65,7 @@ pub struct Appends {
 struct Handle {
     id: u128,
     name: ObjectName,
+    /// By the steady clock.
     used_ms: AtomicI64,
     /// How many bytes were appended, for the log.
     appended: AtomicU64,
@@ -89,7 +90,7 @@ impl Drop for Unanswered {
             return;
         };
         // Should this be missed, the next sweep finds it.
-        handle.used_ms.store(0, Relaxed);
+        handle.used_ms.store(i64::MIN, Relaxed);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move { appends.expire(IDLE_MAX).await });
         }
@@ -247,15 +248,16 @@ impl Appends {
         }
     }
 
-    fn now_ms(&self) -> i64 {
-        self.engine.clock().now_ms()
+    /// For how long ago a handle was used, by a clock that nobody sets.
+    fn steady_ms(&self) -> i64 {
+        self.engine.clock().steady_ms()
     }
 
     fn open(self: &Arc<Self>, name: &ObjectName) -> Result<Arc<Handle>> {
         let handle = Arc::new(Handle {
             id: rand::random(),
             name: name.clone(),
-            used_ms: AtomicI64::new(self.now_ms()),
+            used_ms: AtomicI64::new(self.steady_ms()),
             appended: AtomicU64::new(0),
             flushing: AtomicBool::new(false),
             state: Arc::default(),
@@ -289,13 +291,13 @@ impl Appends {
         let handle = found
             .filter(|h| h.name == *name)
             .ok_or_else(|| given_up(name))?;
-        handle.used_ms.store(self.now_ms(), Relaxed);
+        handle.used_ms.store(self.steady_ms(), Relaxed);
         Ok(handle)
     }
 
     /// Discards what was not used for longer than `idle`.
     async fn expire(&self, idle: Duration) {
-        let before = self.now_ms() - idle.as_millis() as i64;
+        let before = self.steady_ms() - idle.as_millis() as i64;
         let old: Vec<Arc<Handle>> = {
             let mut handles = self.handles.lock();
             let is_old = |h: &Arc<Handle>| {
@@ -393,7 +395,7 @@ impl Appends {
             hash: hash.digest128(),
         });
         handle.appended.store(length, Relaxed);
-        handle.used_ms.store(self.now_ms(), Relaxed);
+        handle.used_ms.store(self.steady_ms(), Relaxed);
         staged.keep();
         Ok(length)
     }
@@ -637,7 +639,7 @@ async fn begin(
 mod tests {
     use super::*;
     use forebay_engine::Freshness;
-    use forebay_testing::engine::{Bench, name};
+    use forebay_testing::engine::{Bench, NOW, name};
     use std::sync::atomic::Ordering::SeqCst;
 
     #[test]
@@ -646,6 +648,22 @@ mod tests {
         for bad in ["", "-", "x-1", "1"] {
             assert_eq!(parse(bad), None, "{bad}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_set_forward_gives_up_no_append() {
+        let b = Bench::with(Freshness::Immutable, None, 256 << 20);
+        let appends = Arc::new(Appends::new(b.engine.clone()));
+        let handle = appends.open(&name("k")).unwrap();
+        b.clock.set(NOW + 10 * IDLE_MAX);
+        appends.expire(IDLE_MAX).await;
+        assert!(appends.get(handle.id, &name("k")).is_ok());
+        // Time that passes counts, wherever the clock was set to.
+        b.clock.set(NOW);
+        b.clock.advance(IDLE_MAX + Duration::from_secs(1));
+        appends.expire(IDLE_MAX).await;
+        let gone = appends.get(handle.id, &name("k")).err();
+        assert_eq!(gone.map(|e| e.kind()), Some(ErrorKind::NotFound));
     }
 
     /// The origin refuses to complete an upload with a short part that is not the last.
