@@ -4,10 +4,10 @@ use crate::{
     early,
     entry::{Entry, Phase, State},
     flush,
-    journal::{FORMAT, FileEntry, Journal, Stage},
+    journal::{FORMAT, FileEntry, Journal, Stage, sync_folder},
     manifest::Manifest,
     rooms::Room,
-    stages::{Inner, JOURNAL_BYTES},
+    stages::{FOLDER, Inner, JOURNAL_BYTES, ended},
     types::Place,
     upload,
 };
@@ -102,6 +102,14 @@ impl Inner {
         entry.state.lock().rooms.push(room);
         self.entries.lock().insert(folder.clone(), entry.clone());
         self.note_first(&entry).await?;
+        // From here on it goes as a whole, whatever happens to the node: without the name of the
+        // folder, a loss of power would leave half of it at the origin.
+        let staged = self.dirs[home].join(FOLDER);
+        let synced = spawn_blocking(move || sync_folder(&staged)).await;
+        if let Err(e) = synced.map_err(ended).flatten() {
+            self.drop_local(&entry).await;
+            return Err(e);
+        }
         let done = flush::remove_once(&self, &entry).await;
         match done {
             Ok(()) => self.drop_local(&entry).await,

@@ -5,7 +5,7 @@ use crate::{
     entry::{Phase, State},
     file::disk_bytes,
     flush, home,
-    journal::{FileEntry, Journal, Stage},
+    journal::{FileEntry, Journal, Stage, sync_folder},
     leave::remove_files,
     rooms::Room,
     stages::{FOLDER, Inner, JOURNAL_BYTES},
@@ -25,8 +25,7 @@ impl Inner {
     pub(crate) fn recover(self: &Arc<Self>) -> Result<()> {
         let mut folders: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, dir) in self.dirs.iter().enumerate() {
-            let path = dir.join(FOLDER);
-            fs::create_dir_all(&path).map_err(|e| Error::file("the folder", &path, e))?;
+            let path = make_folder(dir)?;
             let entries = fs::read_dir(&path).map_err(|e| Error::file("the folder", &path, e))?;
             for entry in entries.flatten() {
                 if let Ok(name) = entry.file_name().into_string()
@@ -203,6 +202,26 @@ impl Inner {
         let rest = (at, phase, error, folder.to_owned());
         Ok(Some((staged, begun, journal, home, rest)))
     }
+}
+
+/// Makes the folder of all checkpoints in a cache directory. Its name is on the disk when this returns,
+/// and so are those of the directories above it: what is synced in it would be lost with one of them.
+fn make_folder(dir: &Path) -> Result<PathBuf> {
+    let path = dir.join(FOLDER);
+    let failed = |e| Error::file("the folder", &path, e);
+    let is_new = !path.is_dir();
+    fs::create_dir_all(&path).map_err(failed)?;
+    if is_new {
+        sync_folder(dir)?;
+        // The store may have made these a moment ago. Those that are not this user's were there before.
+        let whole = fs::canonicalize(dir).map_err(failed)?;
+        for above in whole.ancestors().skip(1) {
+            if sync_folder(above).is_err() {
+                break;
+            }
+        }
+    }
+    Ok(path)
 }
 
 fn entry_files(state: &State) -> Vec<FileEntry> {
