@@ -68,6 +68,8 @@ pub(crate) struct Entry {
     pub readers: TaskTracker,
     /// What goes out of it before its commit.
     pub early: Early,
+    /// How often the origin refused to make an object of a file's parts, by the file's number.
+    pub refusals: Mutex<HashMap<u32, u32>>,
     /// One at a time writes its journal, or removes its folders.
     pub saving: Mutex<()>,
     pub state: Mutex<State>,

@@ -817,6 +817,7 @@ impl Inner {
             writes,
             readers: TaskTracker::new(),
             early: Early::default(),
+            refusals: Mutex::default(),
             saving: Mutex::default(),
             state: Mutex::new(State {
                 journal,

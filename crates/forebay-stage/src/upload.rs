@@ -27,6 +27,10 @@ use tokio::{
 
 /// Attempts for one part before the upload counts as failed.
 const PART_ATTEMPTS: u32 = 4;
+/// Each time so many completions of an upload in a row were refused, it is begun anew.
+const REFUSALS: u32 = 2;
+/// So often a file is sent from its beginning for that.
+const ANEW_MAX: u32 = 3;
 const LOG_EXTENSION: &str = "parts";
 
 /// Parts of one file of a checkpoint go before those of the next: while an origin puts together the
@@ -115,8 +119,44 @@ impl<'a> Upload<'a> {
                 .complete_upload(&name, &upload, all, PutCondition::Always)
                 .await
         };
-        let done = to_its_end(self.inner, self.entry, complete).await?;
-        Ok(done.etag)
+        let done = to_its_end(self.inner, self.entry, complete).await;
+        // The origin does not have the parts that are noted here, or does not take them.
+        if let Err(e) = &done
+            && e.kind() == ErrorKind::Invalid
+        {
+            self.note_refusal(e).await?;
+        }
+        Ok(done?.etag)
+    }
+
+    /// The same completion would be refused again and again: after [`REFUSALS`] of them, the next
+    /// attempt begins the upload anew. That sends all of the file, so it happens [`ANEW_MAX`] times;
+    /// then what is there is only completed again, now and then, until the origin takes it or the
+    /// checkpoint is given up.
+    async fn note_refusal(&self, why: &Error) -> Result<()> {
+        let refusals = {
+            let mut refusals = self.entry.refusals.lock();
+            let count = refusals.entry(self.file.number).or_insert(0);
+            *count = count.saturating_add(1);
+            *count
+        };
+        if !refusals.is_multiple_of(REFUSALS) || refusals > REFUSALS * ANEW_MAX {
+            return Ok(());
+        }
+        tracing::warn!(object = %self.name, error = %why.describe(), "the origin makes no object of \
+            the parts that it has: they are sent anew");
+        let upload = self.log.lock().upload.clone();
+        if let Some((upload, _)) = upload {
+            match self.inner.engine.abort_upload(&self.name, &upload).await {
+                Err(e) if is_final(&e) => {
+                    tracing::warn!(object = %self.name, error = %e.describe(), "an upload could not \
+                        be aborted: parts of it may be left at the origin");
+                }
+                Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        self.forget().await
     }
 
     /// Sends the parts that the origin does not have, and counts their bytes. Returns the id of the

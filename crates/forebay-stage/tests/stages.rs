@@ -283,6 +283,24 @@ async fn parts_of_one_file_go_before_those_of_the_next() {
 }
 
 #[tokio::test]
+async fn an_upload_that_the_origin_makes_no_object_of_is_begun_anew() {
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
+    let run = site.start();
+    // The first upload cannot be completed, nor can the second one at once.
+    site.origin.complete_fails.store(3, SeqCst);
+    let id = run.save("run/x", 1).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.origin.uploads_begun.load(SeqCst), 2);
+    assert!(site.origin.uploads.lock().is_empty());
+    assert_eq!(site.origin.complete_fails.load(SeqCst), 0);
+    assert_eq!(run.stages.stats().failures.load(SeqCst), 3);
+    let status = run.stages.status(&place("run/x"), Some(&id), None).await;
+    assert_eq!(status.unwrap().failures, 3);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
     let mut site = Site::new(256 << 20);
     // Which parts the origin takes is decided after the commit.
