@@ -85,7 +85,11 @@ impl Stages {
             (unfinished, writer)
         });
         let (mut file, writer) = made.await.map_err(ended)?;
-        let mut writer: std::io::Result<Writer> = Ok(writer?);
+        let writer = writer?;
+        if let Some(room) = file.room().filter(|_| writer.takes_room()) {
+            room.came(first_bytes);
+        }
+        let mut writer: std::io::Result<Writer> = Ok(writer);
         let mut body = body;
         let mut writing: Option<tokio::task::JoinHandle<std::io::Result<Writer>>> = None;
         let (mut came, mut room_for) = (0u64, first_bytes);
@@ -116,6 +120,9 @@ impl Stages {
                 writer = task.await.map_err(ended)?;
             }
             let mut now = writer.map_err(|e| disk_error(&path, e))?;
+            if let Some(room) = file.room() {
+                room.came(now.written());
+            }
             if entry.cancel.is_cancelled() {
                 return Err(unknown(place, id));
             }
@@ -225,6 +232,7 @@ impl Arrival {
             return Err(unknown(&self.entry.place, &self.entry.folder));
         }
         if let Some(mut room) = file.keep() {
+            room.came(disk_bytes(size));
             let surplus = room.split(room.bytes.saturating_sub(disk_bytes(size)));
             // It is for the files that are to come.
             match (state.ahead.as_mut(), surplus) {

@@ -43,6 +43,7 @@ pub struct Writer {
     sums: Vec<u8>,
     written: u64,
     behind: u64,
+    takes_room: bool,
 }
 
 impl Writer {
@@ -54,6 +55,7 @@ impl Writer {
             .create_new(true)
             .mode(0o600)
             .open(path)?;
+        let mut takes_room = false;
         if let Some(size) = size.filter(|size| *size > 0) {
             use rustix::{fs::FallocateFlags, io::Errno};
             let taken =
@@ -62,6 +64,7 @@ impl Writer {
             if let Err(Errno::NOSPC | Errno::DQUOT) = taken {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
+            takes_room = taken.is_ok();
         }
         Ok(Writer {
             file,
@@ -70,7 +73,13 @@ impl Writer {
             sums: Vec::new(),
             written: 0,
             behind: 0,
+            takes_room,
         })
+    }
+
+    /// Whether the disk's room for all of it was taken when it was made.
+    pub fn takes_room(&self) -> bool {
+        self.takes_room
     }
 
     pub fn written(&self) -> u64 {

@@ -21,6 +21,8 @@ pub(crate) struct Room {
     store: Arc<Store>,
     pub dir: usize,
     pub bytes: u64,
+    /// Of these, what is not on the disk yet.
+    to_come: u64,
 }
 
 impl Room {
@@ -31,6 +33,7 @@ impl Room {
             store: inner.store.clone(),
             dir,
             bytes,
+            to_come: 0,
         }
     }
 
@@ -38,29 +41,42 @@ impl Room {
     pub fn join(&mut self, mut other: Room) {
         debug_assert_eq!(self.dir, other.dir);
         self.bytes += std::mem::take(&mut other.bytes);
+        self.to_come += std::mem::take(&mut other.to_come);
     }
 
-    /// A part of it, if it has as much.
+    /// A part of it, if it has as much: rather what is not on the disk yet.
     pub fn split(&mut self, bytes: u64) -> Option<Room> {
         self.bytes = self.bytes.checked_sub(bytes)?;
+        let to_come = bytes.min(self.to_come);
+        self.to_come -= to_come;
         Some(Room {
             store: self.store.clone(),
             dir: self.dir,
             bytes,
+            to_come,
         })
+    }
+
+    /// So many bytes of it are on the disk by now.
+    pub fn came(&mut self, bytes: u64) {
+        let to_come = self.bytes.saturating_sub(bytes).min(self.to_come);
+        self.store.aside_came(self.dir, self.to_come - to_come);
+        self.to_come = to_come;
     }
 
     /// Gives back all but `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
-        self.store.give_back(self.dir, less);
+        let never_came = self.to_come.saturating_sub(bytes);
+        self.store.give_back(self.dir, less, never_came);
         self.bytes -= less;
+        self.to_come -= never_came;
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        self.store.give_back(self.dir, self.bytes);
+        self.store.give_back(self.dir, self.bytes, self.to_come);
     }
 }
 
@@ -202,6 +218,7 @@ impl Inner {
                     store: inner.store.clone(),
                     dir,
                     bytes,
+                    to_come: bytes,
                 })
             })
         });

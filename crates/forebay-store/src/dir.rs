@@ -66,6 +66,10 @@ pub struct Directory {
     pub capacity: u64,
     /// What others keep in this directory: it counts in the capacity ([`Directory::set_aside`]).
     aside: AtomicU64,
+    /// Of that, what is not on the disk yet: the file system takes it for free.
+    aside_to_come: AtomicU64,
+    /// Held by the thread that sets room aside.
+    pub setting_aside: Mutex<()>,
     /// The part of it that there is room for at this moment.
     effective: AtomicU64,
     /// What must stay free on the file system; `None`: the default.
@@ -176,6 +180,8 @@ impl Directory {
             latency: o.latency,
             capacity: o.capacity,
             aside: AtomicU64::new(0),
+            aside_to_come: AtomicU64::new(0),
+            setting_aside: Mutex::new(()),
             effective: AtomicU64::new(o.capacity),
             keep_free: o.keep_free,
             available: AtomicU64::new(0),
@@ -228,16 +234,32 @@ impl Directory {
     pub fn set_aside(&self, bytes: u64, most: u64) -> bool {
         let most = most.min(self.capacity.saturating_sub(self.works_with()));
         let more = |aside: u64| aside.checked_add(bytes).filter(|sum| *sum <= most);
-        self.aside.fetch_update(Relaxed, Relaxed, more).is_ok()
+        let is_set = self.aside.fetch_update(Relaxed, Relaxed, more).is_ok();
+        if is_set {
+            self.aside_to_come.fetch_add(bytes, Relaxed);
+        }
+        is_set
     }
 
-    /// The same for what is there already.
+    /// What was set aside and is not on the disk yet.
+    pub fn aside_to_come(&self) -> u64 {
+        self.aside_to_come.load(Relaxed)
+    }
+
+    /// Of what was set aside, `bytes` are on the disk by now.
+    pub fn aside_came(&self, bytes: u64) {
+        let less = |to_come: u64| Some(to_come.saturating_sub(bytes));
+        let _ = self.aside_to_come.fetch_update(Relaxed, Relaxed, less);
+    }
+
+    /// The same as [`Directory::set_aside`] for what is on the disk already.
     pub fn found_aside(&self, bytes: u64) {
         self.aside.fetch_add(bytes, Relaxed);
     }
 
-    /// Gives `bytes` that were set aside back to the cache.
-    pub fn give_back(&self, bytes: u64) {
+    /// Gives `bytes` that were set aside back to the cache, of which `to_come` never came.
+    pub fn give_back(&self, bytes: u64, to_come: u64) {
+        self.aside_came(to_come);
         let less = |aside: u64| Some(aside.saturating_sub(bytes));
         let _ = self.aside.fetch_update(Relaxed, Relaxed, less);
     }
@@ -282,7 +304,8 @@ impl Directory {
         };
         self.available.store(space.available_bytes, Relaxed);
         let kept = keep_free_of(self.keep_free, space.total_bytes);
-        let used = self.state.lock().used + self.aside();
+        let aside = self.aside().saturating_sub(self.aside_to_come());
+        let used = self.state.lock().used + aside;
         let room = (used + space.available_bytes).saturating_sub(kept);
         let mut effective = room.clamp(self.least(), self.capacity);
         let before = self.effective();

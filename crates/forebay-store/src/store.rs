@@ -112,6 +112,8 @@ impl Store {
     pub fn set_aside(&self, directory: usize, bytes: u64, most: u64) -> Result<()> {
         let inner = &self.inner;
         let dir = &inner.dirs[directory];
+        // Or two that do not both fit might both be refused.
+        let _one = dir.setting_aside.lock();
         if !dir.set_aside(bytes, most) {
             return Err(dir.full_error(bytes));
         }
@@ -119,11 +121,13 @@ impl Store {
         let made = inner.shrink(dir);
         let fits = dir.state.lock().used <= dir.limit(Class::Normal);
         let space = dir.disk.space(&dir.path);
-        let lacking = space.is_ok_and(|space| space.available_bytes < bytes);
+        // What others were granted and have not written yet is not free either.
+        let lacking = space.is_ok_and(|space| space.available_bytes < dir.aside_to_come());
         if fits && !lacking {
             return Ok(());
         }
-        dir.give_back(bytes);
+        dir.give_back(bytes, bytes);
+        dir.measure(inner.now());
         Err(match made {
             Err(e) => e,
             Ok(()) => dir.full_error(bytes),
@@ -135,9 +139,16 @@ impl Store {
         self.inner.dirs[directory].found_aside(bytes);
     }
 
-    /// Gives bytes that were set aside back to the cache: their files are gone.
-    pub fn give_back(&self, directory: usize, bytes: u64) {
-        self.inner.dirs[directory].give_back(bytes);
+    /// Says that `bytes` of what was set aside are on the disk: until then they count as room that the
+    /// file system has and nobody else may take.
+    pub fn aside_came(&self, directory: usize, bytes: u64) {
+        self.inner.dirs[directory].aside_came(bytes);
+    }
+
+    /// Gives bytes that were set aside back to the cache: their files are gone. Of these, `to_come`
+    /// were never on the disk.
+    pub fn give_back(&self, directory: usize, bytes: u64, to_come: u64) {
+        self.inner.dirs[directory].give_back(bytes, to_come);
     }
 
     /// What is set aside of a directory.

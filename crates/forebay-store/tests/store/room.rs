@@ -1,7 +1,7 @@
 //! A file system that is smaller than the configured cache, and one that others fill.
 
 use crate::common::*;
-use forebay_core::{ObjectName, SystemClock, limits::CHUNK_BYTES};
+use forebay_core::{ErrorKind, ObjectName, SystemClock, limits::CHUNK_BYTES};
 use forebay_store::{DirState, Part, Store, StoreConfig};
 use std::{
     ffi::CString,
@@ -177,6 +177,35 @@ fn room_that_others_take_is_given_up_and_taken_again() {
             put_chunk(&store, i).unwrap();
         }
         assert!(present(&store, 0..140).len() >= 30);
+    });
+}
+
+#[test]
+fn room_that_was_set_aside_is_left_free_until_it_is_written() {
+    with_file_system(96 * MIB, |path| {
+        let settings = settings(&path.join("c"), 1 << 30, 0, false);
+        let store = Store::open(settings, clock()).unwrap();
+        store.set_aside(0, 48 * MIB, u64::MAX).unwrap();
+        // The file system says that nearly all of it is free, and does not have it twice.
+        assert!(free_of(path) > 90 * MIB);
+        let more = store.set_aside(0, 60 * MIB, u64::MAX);
+        assert_eq!(more.unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(store.aside_bytes(0), 48 * MIB);
+        for i in 0..100 {
+            put_chunk(&store, i).unwrap_or_else(|e| panic!("{i}: {}", e.describe()));
+        }
+        fill(path.join("staged"), 48 * MIB).expect("what was granted is there");
+        store.aside_came(0, 48 * MIB);
+        for i in 100..150 {
+            put_chunk(&store, i).unwrap_or_else(|e| panic!("{i}: {}", e.describe()));
+        }
+        let here = present(&store, 0..150);
+        assert!(here.len() >= 20 && here.contains(&149), "{here:?}");
+        // What never came is the cache's again.
+        store.set_aside(0, 8 * MIB, u64::MAX).unwrap();
+        store.give_back(0, 8 * MIB, 8 * MIB);
+        assert_eq!(store.aside_bytes(0), 48 * MIB);
+        put_chunk(&store, 150).unwrap();
     });
 }
 
