@@ -11,6 +11,7 @@
 
 use crate::{
     Store, codec,
+    dir::Directory,
     index::{Entry, PIN, PINNED},
     inner::Inner,
     key::pin_key,
@@ -376,18 +377,31 @@ impl Inner {
             let written = if has(key) {
                 Ok(())
             } else {
-                self.append_to(dir, &record, PIN).and_then(|()| {
-                    let active = dir.state.lock().active.clone();
-                    active
-                        .map_or(Ok(()), |s| s.file.sync())
-                        .map_err(|e| dir.write_failed(e, self.now()))
-                })
+                self.append_to(dir, &record, PIN)
+                    .and_then(|()| self.sync_record(dir, key))
             };
             if result.is_err() {
                 result = written;
             }
         }
         result
+    }
+
+    /// Makes the record of `key` durable, and the name of the file that it is in: others may have gone
+    /// on to a new file since it was written.
+    fn sync_record(&self, dir: &Directory, key: u128) -> Result<()> {
+        let entry = self.index.peek(key);
+        let Some(segment) = entry.and_then(|entry| self.segments.get(entry.slot())) else {
+            return Ok(());
+        };
+        let synced = segment.file.sync().and_then(|()| {
+            if !segment.name_synced.load(Relaxed) {
+                dir.disk.sync_dir(&dir.path)?;
+                segment.name_synced.store(true, Relaxed);
+            }
+            Ok(())
+        });
+        synced.map_err(|e| dir.write_failed(e, self.now()))
     }
 
     /// Reads the names of all pins, and writes to each directory those that it lacks.

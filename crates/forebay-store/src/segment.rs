@@ -55,6 +55,8 @@ pub struct Segment {
     /// Records of names (heads, pins) that a restart may find here although they are outdated:
     /// replaced, removed, or unclear since the last start.
     pub outdated: AtomicU64,
+    /// Its name in the directory is known to be on the disk.
+    pub name_synced: AtomicBool,
     pub samples: Sampled,
 }
 
@@ -85,6 +87,7 @@ impl Segment {
             tombstones_moved_to: AtomicU64::new(0),
             emptying: AtomicBool::new(false),
             outdated: AtomicU64::new(0),
+            name_synced: AtomicBool::new(false),
             samples: Sampled::default(),
         }
     }

@@ -31,6 +31,23 @@ fn put(store: &Store, n: &str, seed: u64) -> forebay_core::Result<()> {
 }
 
 #[test]
+fn a_pin_is_on_the_disk_with_the_name_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, faults, _) = open_faulty(&config(&[(dir.path(), 64 * MIB)]));
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    store.pin(&name("a")).unwrap();
+    assert_eq!(faults.happened(), 2, "the file and the directory");
+    // The file has its name by now.
+    store.pin(&name("b")).unwrap();
+    assert_eq!(faults.happened(), 3);
+    // What cannot be synced is no pin.
+    faults.clear();
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
+    assert!(store.pin(&name("c")).is_err());
+    assert!(!store.is_pinned(&name("c")) && store.is_pinned(&name("b")));
+}
+
+#[test]
 fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
     for (errno, state) in [
         (libc::ENOSPC, DirState::Full),
