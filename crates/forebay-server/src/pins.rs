@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, BufWriter, IntoInnerError, Write},
     ops::Bound,
     path::{Path, PathBuf},
     sync::Arc,
@@ -44,6 +44,9 @@ const OUTDATED_LINES: usize = 10_000;
 const AGAIN: Duration = Duration::from_secs(60);
 /// So many names at a time may be changed at once.
 const TURNS: usize = 64;
+/// Of a log that is written anew, so many lines are made at a time: meanwhile, nobody learns what is
+/// known.
+const LINES_AT_ONCE: usize = 1000;
 /// What an entry takes in JSON besides its name.
 const ENTRY_JSON_BYTES: usize = 80;
 
@@ -237,18 +240,20 @@ impl Log {
         written
     }
 
-    fn write_anew(&mut self, (text, lines): (&[u8], usize)) -> std::io::Result<()> {
+    /// Writes the log anew, with what is known: nobody may change that meanwhile.
+    fn write_anew(&mut self, cluster: &str, state: &Mutex<State>) -> std::io::Result<()> {
         let (temporary, path) = (self.dir.join(TEMPORARY), self.dir.join(FILE));
         let written = (|| {
-            let mut file = fs::File::create(&temporary)?;
-            file.write_all(text)?;
+            let mut out = BufWriter::new(fs::File::create(&temporary)?);
+            let lines = write_log(&mut out, cluster, state)?;
+            let file = out.into_inner().map_err(IntoInnerError::into_error)?;
             file.sync_data()?;
             fs::rename(&temporary, &path)?;
             fs::File::open(&self.dir)?.sync_all()?;
-            Ok(file)
+            Ok((file, lines))
         })();
         match written {
-            Ok(file) => {
+            Ok((file, lines)) => {
                 (self.file, self.lines, self.failed) = (Some(file), lines, None);
                 Ok(())
             }
@@ -260,28 +265,44 @@ impl Log {
     }
 }
 
-fn lines_of<'a>(cluster: &str, state: &'a State) -> impl Iterator<Item = Line> + 'a {
-    let first = std::iter::once(Line::Cluster(cluster.to_owned()));
+/// The next lines of a log: of what was said of all nodes, or `of_here`.
+fn page_of(state: &State, of_here: bool, after: Option<&ObjectName>) -> Vec<(ObjectName, Line)> {
+    let from = after.map_or(Bound::Unbounded, Bound::Excluded);
     let parts = |name: &ObjectName| (name.bucket().to_owned(), name.key().to_owned());
-    let said = state.names.iter().map(move |(name, entry)| {
+    if of_here {
+        let here = state.here.range((from, Bound::Unbounded));
+        let lines = here.take(LINES_AT_ONCE).map(|(name, here)| {
+            let (bucket, key) = parts(name);
+            (name.clone(), Line::Here(bucket, key, *here))
+        });
+        return lines.collect();
+    }
+    let said = state.names.range((from, Bound::Unbounded));
+    let lines = said.take(LINES_AT_ONCE).map(|(name, entry)| {
         let (bucket, key) = parts(name);
-        Line::Said(bucket, key, entry.said)
+        (name.clone(), Line::Said(bucket, key, entry.said))
     });
-    let here = state.here.iter().map(move |(name, here)| {
-        let (bucket, key) = parts(name);
-        Line::Here(bucket, key, *here)
-    });
-    first.chain(said).chain(here)
+    lines.collect()
 }
 
-/// A whole log, and how many lines it has.
-fn log_of(cluster: &str, state: &State) -> std::io::Result<(Vec<u8>, usize)> {
-    let (mut text, mut lines) = (Vec::new(), 0);
-    for line in lines_of(cluster, state) {
-        text.extend(text_of(&line)?);
-        lines += 1;
+/// Writes a whole log, a few lines at a time: who asks what is known waits for no disk, and not until
+/// millions of names are written. Returns how many lines it has.
+fn write_log(out: &mut impl Write, cluster: &str, state: &Mutex<State>) -> std::io::Result<usize> {
+    out.write_all(&text_of(&Line::Cluster(cluster.to_owned()))?)?;
+    let mut lines = 1;
+    for of_here in [false, true] {
+        let mut last: Option<ObjectName> = None;
+        loop {
+            let page = page_of(&state.lock(), of_here, last.as_ref());
+            let Some((name, _)) = page.last() else { break };
+            last = Some(name.clone());
+            for (_, line) in &page {
+                out.write_all(&text_of(line)?)?;
+            }
+            lines += page.len();
+        }
     }
-    Ok((text, lines))
+    Ok(lines)
 }
 
 fn text_of(line: &Line) -> std::io::Result<Vec<u8>> {
@@ -362,6 +383,7 @@ impl Register {
             found.push((dir, (state.digest, state.here), lines, whole));
         }
         all.prune(clock.now().as_micros() as u64);
+        let state = Mutex::new(all);
         let mut logs = Vec::new();
         for (dir, (digest, here), lines, whole) in found {
             let path = dir.join(FILE);
@@ -371,13 +393,17 @@ impl Register {
                 lines,
                 failed: None,
             };
-            let is_same = whole && digest == all.digest && here == all.here;
-            let opened = match is_same && lines <= 2 * all.names.len() + OUTDATED_LINES {
+            let is_current = {
+                let all = state.lock();
+                let is_same = whole && digest == all.digest && here == all.here;
+                is_same && lines <= 2 * all.names.len() + OUTDATED_LINES
+            };
+            let opened = match is_current {
                 true => fs::OpenOptions::new()
                     .append(true)
                     .open(&path)
                     .map(|file| log.file = Some(file)),
-                false => log_of(cluster, &all).and_then(|(text, n)| log.write_anew((&text, n))),
+                false => log.write_anew(cluster, &state),
             };
             if let Err(e) = opened {
                 log.failed = Some(Instant::now());
@@ -388,7 +414,7 @@ impl Register {
         }
         Register {
             cluster: cluster.to_owned(),
-            state: Mutex::new(all),
+            state,
             logs: Mutex::new(logs),
             turns: (0..TURNS).map(|_| Mutex::new(())).collect(),
             clock,
@@ -524,13 +550,11 @@ impl Register {
         for log in logs {
             let due = log.failed.is_some_and(|at| at.elapsed() >= AGAIN);
             let is_long = log.lines > 2 * self.state.lock().names.len() + OUTDATED_LINES;
-            if due || (is_long && log.file.is_some()) {
-                // Who asks what is known waits for no disk.
-                let all = log_of(&self.cluster, &self.state.lock());
-                if let Err(e) = all.and_then(|(text, n)| log.write_anew((&text, n))) {
-                    tracing::warn!(dir = %log.dir.display(), error = %e, "what is pinned could \
-                        not be written anew");
-                }
+            if (due || (is_long && log.file.is_some()))
+                && let Err(e) = log.write_anew(&self.cluster, &self.state)
+            {
+                tracing::warn!(dir = %log.dir.display(), error = %e, "what is pinned could not be \
+                    written anew");
             }
             let was_there = log.file.is_some();
             let written = log.append(&text, count);
@@ -725,6 +749,28 @@ mod tests {
         // Of another cluster, nothing is taken.
         let other = Register::open("d", vec![a.path().to_owned()], clock());
         assert_eq!(other.extent(), Extent::default());
+    }
+
+    #[test]
+    fn a_log_that_is_written_anew_has_all_names() {
+        let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let count = 2 * LINES_AT_ONCE + 1;
+        let said: Vec<_> = (0..count).map(|i| (name(i), pinned(NOW, 1))).collect();
+        let here: Vec<_> = (0..LINES_AT_ONCE).map(name).collect();
+        let register = open(&[a.path()]);
+        register.say(&said).unwrap();
+        register.say_here(&here, Some(true)).unwrap();
+        let told = register.extent().digest;
+        drop(register);
+        // A directory that has nothing of it gets all.
+        drop(open(&[a.path(), b.path()]));
+        let text = fs::read_to_string(b.path().join(FILE)).unwrap();
+        assert_eq!(text.lines().count(), 1 + count + LINES_AT_ONCE);
+        let register = open(&[b.path()]);
+        assert_eq!(register.extent().digest, told);
+        assert_eq!(register.here(&name(LINES_AT_ONCE - 1)), Some(true));
+        assert_eq!(register.here(&name(LINES_AT_ONCE)), None);
+        assert_eq!(register.logs.lock()[0].lines, 1 + count + LINES_AT_ONCE);
     }
 
     #[test]
