@@ -22,6 +22,8 @@ use tokio::time::Instant;
 
 /// Error documents longer than this are cut.
 const ERROR_BODY_MAX_BYTES: usize = 16 << 10;
+/// Bodies in memory go out in pieces of this size: how far one has got can then be seen.
+const PIECE_BYTES: usize = 64 << 10;
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Makes *ring* the process's TLS provider, once; a provider that the program chose earlier stays.
@@ -124,8 +126,8 @@ impl Transport {
         })
     }
 
-    /// Sends, and waits at most the idle timeout for the headers of the answer (sending a body
-    /// counts as activity).
+    /// Sends, and waits at most the idle timeout for the headers of the answer. While the service takes
+    /// a body, that timeout begins anew with each piece of it: over a slow link, 8 MiB take long.
     pub(crate) async fn send(
         &self,
         site: Site<'_>,
@@ -138,6 +140,12 @@ impl Transport {
         *request.headers_mut() = headers;
         match payload {
             Payload::Empty => {}
+            Payload::Bytes(bytes) if bytes.len() > PIECE_BYTES => {
+                request
+                    .headers_mut()
+                    .insert(http::header::CONTENT_LENGTH, bytes.len().into());
+                return self.send_stream(site, request, pieces_of(bytes)).await;
+            }
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.into()),
             Payload::Stream(length, body) | Payload::Framed(length, body) => {
                 request
@@ -267,6 +275,15 @@ impl Transport {
     }
 }
 
+/// A body in memory as a stream.
+fn pieces_of(mut bytes: Bytes) -> ByteStream {
+    let pieces = std::iter::from_fn(move || {
+        let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
+        (!piece.is_empty()).then_some(Ok(piece))
+    });
+    stream::iter(pieces).boxed()
+}
+
 /// The body of an answer; transport errors name the object.
 pub(crate) fn body_of(site: Site<'_>, answer: reqwest::Response) -> ByteStream {
     let (origin, operation, key) = (
@@ -314,5 +331,66 @@ fn is_link_local(url: &url::Url) -> bool {
         Some(url::Host::Ipv4(ip)) => ip.is_link_local(),
         Some(url::Host::Ipv6(ip)) => ip.segments()[..2] == [0xfd00, 0xec2],
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        time::sleep,
+    };
+
+    /// A service that takes the first quarter of a body slowly, and answers when it has all of it.
+    async fn slow(listener: TcpListener, length: usize) {
+        let (mut io, _) = listener.accept().await.unwrap();
+        let (mut piece, mut head) = (vec![0; 256 << 10], Vec::new());
+        let mut came = loop {
+            let n = io.read(&mut piece).await.unwrap();
+            assert!(n > 0, "the client went away");
+            head.extend_from_slice(&piece[..n]);
+            if let Some(at) = head.windows(4).position(|w| w == b"\r\n\r\n") {
+                break head.len() - (at + 4);
+            }
+        };
+        while came < length {
+            if came < length / 4 {
+                sleep(Duration::from_millis(50)).await;
+            }
+            let n = io.read(&mut piece).await.unwrap();
+            assert!(n > 0, "the client went away");
+            came += n;
+        }
+        io.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_in_memory_may_take_longer_than_the_idle_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = url::Url::parse(&format!("http://{address}/o")).unwrap();
+        let config = OriginConfig {
+            idle_timeout: Duration::from_secs(1),
+            ..OriginConfig::default()
+        };
+        let transport = Transport::new(&config, &url, Redirects::Refuse).unwrap();
+        let site = Site {
+            origin: "here",
+            operation: "put",
+            key: "o",
+        };
+        // More than the buffers of a connection take at once.
+        let body = Bytes::from(vec![7; 32 << 20]);
+        let service = tokio::spawn(slow(listener, body.len()));
+        let began = Instant::now();
+        let payload = Payload::Bytes(body);
+        let sent = transport.send(site, Method::PUT, url, HeaderMap::new(), payload);
+        assert!(sent.await.unwrap().status().is_success());
+        assert!(began.elapsed() > config.idle_timeout);
+        service.await.unwrap();
     }
 }
