@@ -122,11 +122,35 @@ struct Untold {
     homes: Vec<u64>,
 }
 
-/// Names that were written, by their hashes, and when; if there are too many, all of them were.
+/// Names that were written, by their hashes, and when.
 #[derive(Default)]
 struct Overtaken {
     names: HashMap<u128, Duration>,
-    all: bool,
+    /// Too many were written up to then to know each: all of them count.
+    all: Option<Duration>,
+}
+
+impl Overtaken {
+    /// A name is written. `keeps`: what was written long ago matters too.
+    fn note(&mut self, name: u128, now: Duration, keeps: bool) {
+        if self.names.len() >= UNTOLD_MAX && !keeps {
+            self.forget(now);
+        }
+        if self.names.len() >= UNTOLD_MAX {
+            (self.names, self.all) = (HashMap::new(), Some(now));
+        }
+        self.names.insert(name, now);
+    }
+
+    /// Only what was written just now matters.
+    fn forget(&mut self, now: Duration) {
+        self.all = self.all.filter(|at| is_recent(*at, now));
+        self.names.retain(|_, at| is_recent(*at, now));
+    }
+}
+
+fn is_recent(at: Duration, now: Duration) -> bool {
+    now.saturating_sub(at) <= RECENT
 }
 
 impl Cluster {
@@ -569,13 +593,7 @@ impl Cluster {
     pub(crate) fn overtakes(&self, name: &ObjectName) {
         let changed = self.view.read().has_changed();
         let mut overtaken = self.overtaken.lock();
-        if overtaken.names.len() >= UNTOLD_MAX {
-            (overtaken.names, overtaken.all) = (HashMap::new(), changed);
-        }
-        if !overtaken.all {
-            let now = self.began.elapsed();
-            overtaken.names.insert(name.hash128(), now);
-        }
+        overtaken.note(name.hash128(), self.began.elapsed(), changed);
     }
 
     /// While nobody is asked who owned something before, only what was written just now matters: a
@@ -584,19 +602,22 @@ impl Cluster {
         if self.view.read().has_changed() {
             return;
         }
-        let now = self.began.elapsed();
         let mut overtaken = self.overtaken.lock();
-        overtaken.all = false;
-        overtaken
-            .names
-            .retain(|_, at| now.saturating_sub(*at) <= RECENT);
+        overtaken.forget(self.began.elapsed());
     }
 
     /// Whether a name was written since others owned it, or one that owns it may not know it.
     pub(crate) fn is_overtaken(&self, name: &ObjectName) -> bool {
         let is_in_doubt = self.is_in_doubt(name);
-        let overtaken = self.overtaken.lock();
-        is_in_doubt || overtaken.all || overtaken.names.contains_key(&name.hash128())
+        let (all, is_known) = {
+            let overtaken = self.overtaken.lock();
+            let is_known = overtaken.names.contains_key(&name.hash128());
+            (overtaken.all, is_known)
+        };
+        let may_be = all.is_some_and(|at| {
+            is_recent(at, self.began.elapsed()) || self.view.read().has_changed()
+        });
+        is_in_doubt || is_known || may_be
     }
 
     /// Tells the home of a name that it was written. If it does not answer, this node asks the
@@ -857,5 +878,45 @@ impl Cluster {
                 self.told(&name, write, left);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_just_now_is_not_forgotten_to_make_room() {
+        let (at, many) = (Duration::from_secs, UNTOLD_MAX as u128);
+        let mut overtaken = Overtaken::default();
+        for name in 1..many {
+            overtaken.note(name, at(1), false);
+        }
+        // The last one that there is room for, and one more.
+        for name in [many, many + 1] {
+            overtaken.note(name, at(100), false);
+        }
+        let known = |o: &Overtaken, name: u128| o.names.contains_key(&name);
+        assert!(known(&overtaken, many) && known(&overtaken, many + 1));
+        assert!(!known(&overtaken, 1) && overtaken.all.is_none());
+        // Too many of just now: all count, as long as one of them would.
+        for name in 1..many {
+            overtaken.note(name, at(110), false);
+        }
+        assert_eq!(overtaken.all, Some(at(110)));
+        assert!(overtaken.names.len() <= UNTOLD_MAX);
+        overtaken.note(many + 2, at(150), false);
+        overtaken.forget(at(170));
+        assert!(overtaken.all.is_some());
+        overtaken.forget(at(171));
+        assert!(overtaken.all.is_none() && known(&overtaken, many + 2));
+        // While others are asked about what they owned before, nothing is old enough.
+        let mut overtaken = Overtaken::default();
+        for name in 0..many {
+            overtaken.note(name, at(1), true);
+        }
+        overtaken.note(many, at(100), true);
+        assert_eq!(overtaken.all, Some(at(100)));
+        assert!(known(&overtaken, many));
     }
 }
