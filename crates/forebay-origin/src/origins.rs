@@ -281,6 +281,8 @@ struct Wildcard {
     open: Mutex<OpenBuckets>,
     exists: Mutex<HashMap<String, (Instant, bool)>>,
     looks: Arc<Semaphore>,
+    /// Of all directories: they are mostly on one file system.
+    threads: local::Threads,
 }
 
 #[derive(Default)]
@@ -323,6 +325,7 @@ impl Wildcard {
             open: Mutex::default(),
             exists: Mutex::default(),
             looks: Arc::new(Semaphore::new(LOOKS_AT_ONCE)),
+            threads: local::Threads::default(),
         })
     }
 
@@ -405,7 +408,10 @@ impl Wildcard {
                 None,
             ),
             Source::Directories(root) => (
-                Arc::new(LocalOrigin::open(&root.join(bucket))?),
+                Arc::new(LocalOrigin::open_with(
+                    &root.join(bucket),
+                    self.threads.clone(),
+                )?),
                 Some(PASSING_BODY_BYTES),
             ),
         };
@@ -496,9 +502,7 @@ impl Wildcard {
             Source::Endpoint(endpoint) => endpoint.list_buckets().await,
             Source::Directories(root) => {
                 let root = root.clone();
-                tokio::task::spawn_blocking(move || local::buckets(&root))
-                    .await
-                    .map_err(|e| Error::internal(format!("file work ended: {e}")))?
+                self.threads.run(move || local::buckets(&root)).await?
             }
         }
     }
@@ -805,9 +809,12 @@ impl Origins {
         }
         let (wildcard, root) = self.directories(&format!("create the bucket {bucket:?}"))?;
         let name = bucket.to_owned();
-        let made = tokio::task::spawn_blocking(move || local::create_bucket(&root, &name)).await;
+        let making = wildcard
+            .threads
+            .run(move || local::create_bucket(&root, &name));
+        let made = making.await;
         wildcard.forget(bucket);
-        made.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+        made?
     }
 
     /// Removes an empty bucket, if a directory of buckets is mapped.
@@ -830,9 +837,12 @@ impl Origins {
             }
         };
         let name = bucket.to_owned();
-        let removed = tokio::task::spawn_blocking(move || local::remove_bucket(&root, &name)).await;
+        let removing = wildcard
+            .threads
+            .run(move || local::remove_bucket(&root, &name));
+        let removed = removing.await;
         wildcard.forget(bucket);
-        removed.map_err(|e| Error::internal(format!("file work ended: {e}")))?
+        removed?
     }
 
     /// Counters and gauges by the name of the mapping: a bucket, or `*` for a wildcard; further

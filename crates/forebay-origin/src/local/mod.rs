@@ -21,6 +21,7 @@
 mod attributes;
 mod buckets;
 mod list;
+mod threads;
 mod upload;
 
 use crate::{
@@ -46,6 +47,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+pub(crate) use threads::Threads;
 
 /// The directory inside each bucket that holds unfinished writes. No key begins with it.
 pub(crate) const RESERVED: &str = ".forebay";
@@ -67,6 +69,7 @@ struct Root {
     /// Directories whose names, like those of all directories above them, are known to be on disk.
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
     listings: list::Listings,
+    threads: Threads,
 }
 
 /// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
@@ -104,6 +107,11 @@ impl LocalOrigin {
     /// # Errors
     /// As [`LocalOrigin::find`].
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, Threads::default())
+    }
+
+    /// The same for one of several that share threads.
+    pub(crate) fn open_with(path: &Path, threads: Threads) -> Result<Self> {
         let path = Self::find(path)?;
         let description = format!("file://{}", path.display());
         let origin = Self(Arc::new(Root {
@@ -112,6 +120,7 @@ impl LocalOrigin {
             changes: Default::default(),
             synced: Default::default(),
             listings: Default::default(),
+            threads,
         }));
         origin.remove_stale();
         Ok(origin)
@@ -147,9 +156,7 @@ impl LocalOrigin {
         f: impl FnOnce(&Root) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let root = self.0.clone();
-        tokio::task::spawn_blocking(move || f(&root))
-            .await
-            .map_err(|e| Error::internal(format!("file work ended: {e}")))?
+        self.0.threads.run(move || f(&root)).await?
     }
 }
 
@@ -467,46 +474,48 @@ impl Drop for Unfinished {
 
 /// What has been written of a body, and the CRC32C of that. Dropped because its sender failed or went
 /// away, the file is removed by a thread that may wait.
-struct Received(Option<(File, Unfinished, u32)>);
+struct Received {
+    written: Option<(File, Unfinished, u32)>,
+    threads: Threads,
+}
 
 impl Received {
     fn take(mut self) -> Result<(File, Unfinished, u32)> {
-        let taken = self.0.take();
+        let taken = self.written.take();
         taken.ok_or_else(|| Error::internal("what was written of a body was taken already"))
     }
 }
 
 impl Drop for Received {
     fn drop(&mut self) {
-        if let Some(written) = self.0.take()
+        if let Some(written) = self.written.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn_blocking(move || drop(written));
+            let threads = self.threads.clone();
+            runtime.spawn(async move { threads.run(move || drop(written)).await });
         }
     }
 }
 
 /// The bytes of an open file. After each read, checks that they still belong to the announced
 /// version.
-fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
+fn read_file(opened: Opened, range: Range<u64>, what: String, threads: Threads) -> ByteStream {
     let Opened { file, seen, .. } = opened;
     stream::try_unfold(
-        (Arc::new(file), range, what),
-        move |(file, range, what)| async move {
+        (Arc::new(file), range, what, threads),
+        move |(file, range, what, threads)| async move {
             if range.is_empty() {
                 return Ok(None);
             }
             let len = (range.end - range.start).min(READ_BYTES);
             let (f, at) = (file.clone(), range.start);
-            let read = tokio::task::spawn_blocking(move || {
+            let read = threads.run(move || {
                 let mut buffer = BytesMut::zeroed(len as usize);
                 let read = f.read_exact_at(&mut buffer, at);
                 let now = f.metadata();
                 (read.map(|()| buffer.freeze()), now)
             });
-            let (read, now) = read
-                .await
-                .map_err(|e| Error::internal(format!("{what}: {e}")))?;
+            let (read, now) = read.await.map_err(|e| e.context(&what))?;
             match now {
                 Ok(m) if Seen::of(&m) == seen => {}
                 Ok(_) => {
@@ -518,7 +527,8 @@ fn read_file(opened: Opened, range: Range<u64>, what: String) -> ByteStream {
             }
             let bytes: Bytes =
                 read.map_err(|e| Error::origin_unavailable(format!("{what}: {e}")))?;
-            Ok(Some((bytes, (file, range.start + len..range.end, what))))
+            let rest = range.start + len..range.end;
+            Ok(Some((bytes, (file, rest, what, threads))))
         },
     )
     .boxed()
@@ -563,7 +573,7 @@ impl Origin for LocalOrigin {
             meta,
             age_secs: Some(0),
             range: range.clone(),
-            body: read_file(opened, range, what),
+            body: read_file(opened, range, what, self.0.threads.clone()),
         })
     }
 
@@ -730,7 +740,10 @@ impl LocalOrigin {
             .blocking(move |root| {
                 root.path_of(&owned)?;
                 let (file, unfinished) = root.temporary(root.site(operation, &owned))?;
-                Ok(Received(Some((file, unfinished, 0))))
+                Ok(Received {
+                    written: Some((file, unfinished, 0)),
+                    threads: root.threads.clone(),
+                })
             })
             .await?;
         let mut buffered: Vec<Bytes> = Vec::new();
@@ -756,7 +769,10 @@ impl LocalOrigin {
                             file.write_all(piece)
                                 .map_err(|e| failure::from_io(root.site(operation, &owned), e))?;
                         }
-                        Ok(Received(Some((file, unfinished, crc32c))))
+                        Ok(Received {
+                            written: Some((file, unfinished, crc32c)),
+                            threads: root.threads.clone(),
+                        })
                     })
                     .await?;
             }
