@@ -78,6 +78,15 @@ impl<'a> Upload<'a> {
 
     /// Sends what the origin does not have, and makes an object of it. Returns its ETag.
     pub async fn send(&self, turn: &Turn) -> Result<Option<String>> {
+        let is_begun = self.log.lock().upload.is_some();
+        // The run before may have ended when the object was made and that was not noted yet.
+        if self.entry.recovered
+            && !is_begun
+            && let Some(etag) = self.object_there().await
+        {
+            let _ = self.entry.at_origin.fetch_add(self.file.size, Relaxed);
+            return Ok(etag);
+        }
         let etag = match self.send_once(turn).await {
             // The origin does not know the upload: it has ended, or was removed there.
             Err(e) if e.kind() == ErrorKind::NotFound && self.log.lock().upload.is_some() => {

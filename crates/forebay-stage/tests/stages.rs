@@ -426,6 +426,46 @@ async fn a_killed_node_finishes_what_was_staged_and_removes_what_was_not() {
 }
 
 #[tokio::test]
+async fn a_file_that_was_sent_whole_is_not_sent_again_though_that_was_not_noted() {
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    run.put("run/x", &id, "small", b"small").await.unwrap();
+    // The large file gets there at once; the small one fails after a while, and the attempt with it.
+    site.origin.down.store(true, SeqCst);
+    *site.origin.latency.lock() = Duration::from_secs(1);
+    let files = [("data", data(1).len()), ("small", 5)];
+    run.commit("run/x", &id, &files).await.unwrap();
+    let key = format!("run/x/{id}/data");
+    until(|| site.object(&key).is_some()).await;
+    run.failed().await;
+    run.kill().await;
+    // As if the node had been killed before it noted that.
+    let path = site
+        .dir
+        .path()
+        .join("staged")
+        .join(&id)
+        .join("journal.json");
+    let text = std::fs::read(&path).unwrap();
+    let mut journal: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    for file in journal["files"].as_array_mut().unwrap() {
+        file["uploaded"] = false.into();
+    }
+    std::fs::write(&path, journal.to_string()).unwrap();
+    site.origin.down.store(false, SeqCst);
+    *site.origin.latency.lock() = Duration::ZERO;
+    let sent = site.origin.parts.load(SeqCst);
+    let run = site.start();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.origin.parts.load(SeqCst), sent);
+    assert_eq!(site.object(&key), Some(data(1)));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_killed_node_between_the_manifest_and_the_end_is_durable() {
     let site = Site::new(256 << 20);
     let run = site.start();
