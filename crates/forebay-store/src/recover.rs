@@ -135,7 +135,7 @@ impl Inner {
             })
             .collect();
         let next_seq = AtomicU64::new(1);
-        read_all(&found, &distrust, &index, &segments, &next_seq)?;
+        let unread = read_all(&found, &distrust, &index, &segments, &next_seq)?;
         for f in &found {
             next_seq.fetch_max(f.identity.distrust_below, Relaxed);
         }
@@ -151,7 +151,10 @@ impl Inner {
             .filter_map(|f| f.segments.last_key_value())
             .map(|(o, _)| o + 1)
             .max()
-            .unwrap_or(0);
+            .unwrap_or(0)
+            // One that a loss of power took has a place in the index that was written out: the next
+            // start would take the first records of another of its number for read.
+            .max(unread);
         let capacity = found.iter().map(|f| f.capacity).sum();
         let away: Vec<bool> = found
             .iter()
@@ -357,15 +360,16 @@ fn find(
     Ok(found)
 }
 
-/// Loads the checkpoints and scans the rest of the logs.
+/// Loads the checkpoints and scans the rest of the logs. Returns the first ordinal of which no
+/// checkpoint has read anything.
 fn read_all(
     found: &[Found],
     distrust: &[bool],
     index: &Index,
     segments: &Segments,
     next_seq: &AtomicU64,
-) -> Result<()> {
-    let mut scans = Vec::new();
+) -> Result<u64> {
+    let (mut scans, mut unread) = (Vec::new(), 0);
     for (dir, distrust_all) in found.iter().zip(distrust.iter().copied()) {
         let mark = dir.identity.distrust_below;
         let loaded = checkpoint::load(
@@ -386,6 +390,7 @@ fn read_all(
             next_seq.fetch_max(loaded.next_seq, Relaxed);
         }
         let from = loaded.map_or((0, 0), |l| l.replay);
+        unread = from.0.saturating_add(u64::from(from.1 > 0)).max(unread);
         let unchecked = if dir.identity.clean {
             dir.segments.len()
         } else {
@@ -430,7 +435,7 @@ fn read_all(
             });
         }
     });
-    Ok(())
+    Ok(unread)
 }
 
 fn read_one(scan: &Scan<'_>, index: &Index, segments: &Segments, next_seq: &AtomicU64) {

@@ -31,6 +31,40 @@ fn put(store: &Store, n: &str, seed: u64) -> forebay_core::Result<()> {
 }
 
 #[test]
+fn a_segment_that_a_loss_of_power_took_leaves_its_number_unused() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let segments = || {
+        let files = std::fs::read_dir(dir.path()).unwrap().flatten();
+        let paths = files.map(|file| file.path());
+        let is_segment = |path: &std::path::PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            name.is_some_and(|name| name.starts_with("seg-"))
+        };
+        paths.filter(is_segment).collect::<Vec<_>>()
+    };
+    let store = open(&config);
+    for i in 0..20 {
+        put(&store, &format!("k{i}"), i).unwrap();
+    }
+    store.checkpoint().unwrap();
+    drop(store);
+    let lost = segments();
+    assert_eq!(lost.len(), 1);
+    std::fs::remove_file(&lost[0]).unwrap();
+    // What is noted then is read by the start after it, whatever the old index says.
+    let store = open(&config);
+    assert!(store.peek(&name("k1")).is_none());
+    store.pin(&name("p")).unwrap();
+    put(&store, "k1", 100).unwrap();
+    assert_ne!(segments(), lost);
+    drop(store);
+    let store = open(&config);
+    assert!(store.is_pinned(&name("p")));
+    assert_eq!(read_inline(&store, &name("k1")).unwrap(), bytes(100, 5000));
+}
+
+#[test]
 fn a_pin_is_on_the_disk_with_the_name_of_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let (store, faults, _) = open_faulty(&config(&[(dir.path(), 64 * MIB)]));
