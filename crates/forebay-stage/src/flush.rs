@@ -381,9 +381,16 @@ fn replaced(manifest: &Manifest, place: &Place, last: &[FileEntry]) -> Vec<Strin
     manifest.files_keys(&place.prefix).chain(gone).collect()
 }
 
-async fn put_manifest(inner: &Inner, entry: &Entry, replace: bool) -> Result<()> {
-    let manifest = Manifest::of(&entry.state.lock().journal);
-    let text = serde_json::to_vec(&manifest)
+async fn put_manifest(inner: &Inner, entry: &Arc<Entry>, replace: bool) -> Result<()> {
+    let of = entry.clone();
+    // It may have a hundred thousand files.
+    let written = spawn_blocking(move || {
+        let manifest = Manifest::of(&of.state.lock().journal);
+        serde_json::to_vec(&manifest)
+    });
+    let text = written
+        .await
+        .map_err(ended)?
         .map_err(|e| Error::internal("a manifest cannot be written").caused_by(e))?;
     let name = manifest_name(&entry.place)?;
     let mut request = PutRequest::default();

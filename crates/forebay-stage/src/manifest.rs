@@ -1,10 +1,11 @@
 //! `manifest.json`: what makes the objects under a prefix a checkpoint.
 
-use crate::journal::Journal;
+use crate::{journal::Journal, stages::ended};
 use forebay_core::{Error, ErrorKind, ObjectName, Result};
 use forebay_engine::{Engine, ReadOptions};
 use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 
 /// The name of the object that is written last.
 pub const MANIFEST: &str = "manifest.json";
@@ -12,6 +13,8 @@ pub const MANIFEST: &str = "manifest.json";
 pub(crate) const MANIFEST_MAX_BYTES: u64 = 64 << 20;
 /// Longer ETags are not noted.
 pub(crate) const ETAG_MAX_BYTES: usize = 128;
+/// Larger ones, of hundreds of files, are parsed away from the runtime's threads.
+const SMALL_BYTES: usize = 64 << 10;
 const VERSION: u32 = 1;
 
 /// One file of a checkpoint.
@@ -107,7 +110,13 @@ impl Manifest {
         while let Some(piece) = body.try_next().await? {
             text.extend_from_slice(&piece);
         }
-        let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| {
+        let is_small = text.len() <= SMALL_BYTES;
+        let parse = move || serde_json::from_slice::<Manifest>(&text);
+        let parsed = match is_small {
+            true => parse(),
+            false => spawn_blocking(parse).await.map_err(ended)?,
+        };
+        let manifest = parsed.map_err(|e| {
             Error::new(
                 ErrorKind::Corrupt,
                 format!("{name} is not the manifest of a checkpoint: {e}"),
