@@ -17,6 +17,7 @@ use crate::{
     key::pin_key,
     read::{Miss, Wait},
     record::{Header, Kind, NewRecord, padded, record_len, split_name},
+    segment::Segment,
     sync::{
         Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -245,7 +246,7 @@ impl Store {
                 return Ok(false);
             }
             // Known once it is durable.
-            inner.write_pin(name, copies, |_| false)?;
+            inner.write_pin(name, copies, |_| false, true)?;
             inner.pins.set_copies(hash, copies);
             return Ok(true);
         }
@@ -255,7 +256,7 @@ impl Store {
             .map_err(|total| self.pins_full(name, total))?;
         let held = self.hold_cached(name);
         let has = |key| inner.index.peek(key).is_some();
-        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, has)) {
+        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, has, true)) {
             self.release(name);
             return Err(e);
         }
@@ -357,8 +358,14 @@ impl Inner {
     }
 
     /// Writes the pin's record to every directory that accepts it, except those that have this one
-    /// already, by its key.
-    fn write_pin(&self, name: &ObjectName, copies: u8, has: impl Fn(u128) -> bool) -> Result<()> {
+    /// already, by its key; and syncs it, if that is to be.
+    fn write_pin(
+        &self,
+        name: &ObjectName,
+        copies: u8,
+        has: impl Fn(u128) -> bool,
+        syncs: bool,
+    ) -> Result<()> {
         let mut result = Err(Error::internal("the cache has no directory"));
         for dir in &self.dirs {
             let key = pin_key(name.hash128(), dir.id);
@@ -378,7 +385,10 @@ impl Inner {
                 Ok(())
             } else {
                 self.append_to(dir, &record, PIN)
-                    .and_then(|()| self.sync_record(dir, key))
+                    .and_then(|()| match syncs {
+                        true => self.sync_record(dir, key),
+                        false => Ok(()),
+                    })
             };
             if result.is_err() {
                 result = written;
@@ -391,9 +401,13 @@ impl Inner {
     /// on to a new file since it was written.
     fn sync_record(&self, dir: &Directory, key: u128) -> Result<()> {
         let entry = self.index.peek(key);
-        let Some(segment) = entry.and_then(|entry| self.segments.get(entry.slot())) else {
-            return Ok(());
-        };
+        match entry.and_then(|entry| self.segments.get(entry.slot())) {
+            Some(segment) => self.sync_segment(dir, &segment),
+            None => Ok(()),
+        }
+    }
+
+    fn sync_segment(&self, dir: &Directory, segment: &Segment) -> Result<()> {
         let synced = segment.file.sync().and_then(|()| {
             if !segment.name_synced.load(Relaxed) {
                 dir.disk.sync_dir(&dir.path)?;
@@ -406,6 +420,8 @@ impl Inner {
 
     /// Reads the names of all pins, and writes to each directory those that it lacks.
     pub(crate) fn load_pins(&self, away: &[bool]) {
+        // Whatever is written at a start is in new files.
+        let first = self.ordinals.load(Relaxed);
         let pins: Vec<Entry> = self
             .index
             .shards()
@@ -474,8 +490,23 @@ impl Inner {
         for (name, copies) in names {
             // A directory that was away may have another number, which would count at the next start.
             let has = |key| recorded.get(&key) == Some(&copies);
-            if let Err(e) = self.write_pin(&name, copies, has) {
+            if let Err(e) = self.write_pin(&name, copies, has, false) {
                 tracing::warn!(object = %name, error = %e, "a pin could not be written to a cache directory");
+            }
+        }
+        // Together, not one by one: there may be millions, and a directory may be new.
+        for dir in &self.dirs {
+            let state = dir.state.lock();
+            let written: Vec<_> = state
+                .segments
+                .range(first..)
+                .map(|(_, s)| s.clone())
+                .collect();
+            drop(state);
+            let mut all = written.iter();
+            if let Err(e) = all.try_for_each(|segment| self.sync_segment(dir, segment)) {
+                tracing::warn!(dir = %dir.path.display(), error = %e, "pins that were written here may \
+                    not outlive a loss of power");
             }
         }
     }

@@ -31,6 +31,23 @@ fn put(store: &Store, n: &str, seed: u64) -> forebay_core::Result<()> {
 }
 
 #[test]
+fn pins_are_written_to_a_new_directory_together() {
+    let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open_unsynced(&config(&[(old.path(), 64 * MIB)]));
+    let names: Vec<_> = (0..300).map(|i| name(&format!("p{i}"))).collect();
+    names.iter().for_each(|name| store.pin(name).unwrap());
+    drop(store);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    let both = config(&[(old.path(), 64 * MIB), (new.path(), 64 * MIB)]);
+    let store = Store::open_on(Arc::new(disk), both, clock()).unwrap();
+    assert!(faults.happened() < 50, "{}", faults.happened());
+    drop(store);
+    let store = open(&config(&[(new.path(), 64 * MIB)]));
+    assert!(names.iter().all(|name| store.is_pinned(name)));
+}
+
+#[test]
 fn a_segment_that_a_loss_of_power_took_leaves_its_number_unused() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
