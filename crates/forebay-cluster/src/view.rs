@@ -10,7 +10,7 @@
 //! ([`Ask::LocalOnly`]), never to fetch it. So no two nodes wait for each other, even if their maps
 //! differ. A node never asks itself, nor who asked it, and none that is not in its map.
 
-use crate::{Map, Member, Owners, SLOTS, Table, Unit};
+use crate::{Map, Member, MemberState, Owners, SLOTS, Table, Unit};
 use forebay_core::{Error, Result};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -246,6 +246,9 @@ pub struct View {
     handed_over: Slots,
     /// Slots that this node had, and of which the new owner has everything.
     released: Slots,
+    /// Slots that this node had by maps before those that it remembers, and of which the new owner
+    /// is not known to have everything; and until when that counts.
+    had_before: Option<(Slots, Duration)>,
 }
 
 impl View {
@@ -258,6 +261,7 @@ impl View {
             earlier: VecDeque::new(),
             handed_over: Slots::none(),
             released: Slots::none(),
+            had_before: None,
         }
     }
 
@@ -339,9 +343,29 @@ impl View {
                 until: now + HAND_OVER_MAX.saturating_sub(age),
             });
         }
-        self.earlier.truncate(EARLIER_MAX);
         self.expire(now);
+        if self.earlier.len() > EARLIER_MAX
+            && let Some(oldest) = self.earlier.pop_back()
+        {
+            self.keep_had(&oldest);
+        }
         Ok(change)
+    }
+
+    /// A map is forgotten before its time is over: what it says of slots that this node has to hand
+    /// over is kept.
+    fn keep_had(&mut self, oldest: &Earlier) {
+        let had = |slot: &u32| oldest.placed.first(*slot) == Some(self.me);
+        let owes = |slot: &u32| self.now.first(*slot) != Some(self.me) && !self.released.has(*slot);
+        let slots = (0..SLOTS as u32).filter(|slot| had(slot) && owes(slot));
+        let slots: Vec<u32> = slots.collect();
+        if slots.is_empty() {
+            return;
+        }
+        let none = || (Slots::none(), Duration::ZERO);
+        let (before, until) = self.had_before.get_or_insert_with(none);
+        slots.iter().for_each(|slot| before.set(*slot, true));
+        *until = oldest.until.max(*until);
     }
 
     /// Everything that former owners had of this slot, which this node owned in this epoch, is
@@ -357,6 +381,9 @@ impl View {
     pub fn released(&mut self, slot: u32, epoch: u64) {
         if self.now.first(slot) != Some(self.me) && self.unchanged_since(slot, epoch) {
             self.released.set(slot, true);
+            if let Some((before, _)) = &mut self.had_before {
+                before.set(slot, false);
+            }
         }
     }
 
@@ -427,19 +454,22 @@ impl View {
         let is_owed = |slot: &u32| {
             by.first(*slot) == Some(owner)
                 && self.now.first(*slot) == Some(owner)
-                && (self.earlier.is_empty() || self.had(*slot))
+                && (self.earlier.is_empty() || self.had(*slot) || self.had_long_ago(*slot))
                 && !self.released.has(*slot)
         };
         (0..SLOTS as u32).filter(is_owed).collect()
     }
 
     /// How many slots that this node had are not known to be with their owners, by owner. Nodes that
-    /// own nothing yet, because all members drain, are not counted.
+    /// own nothing yet, because all members drain, are not counted. If this node drains, slots
+    /// count also after more maps than it remembers.
     pub fn losing(&self) -> BTreeMap<u64, u64> {
         let mut losing = BTreeMap::new();
+        let mut members = self.now.map.members.iter();
+        let drains = members.any(|m| m.id == self.me && m.state == MemberState::Draining);
         for slot in 0..SLOTS as u32 {
             if let Some(owner) = self.now.first(slot).filter(|owner| *owner != self.me)
-                && self.had(slot)
+                && (self.had(slot) || (drains && self.had_long_ago(slot)))
                 && !self.released.has(slot)
             {
                 *losing.entry(owner).or_default() += 1;
@@ -459,14 +489,23 @@ impl View {
         earlier.any(|earlier| earlier.placed.first(slot) == Some(self.me))
     }
 
+    /// The same by a map before those that it remembers.
+    fn had_long_ago(&self, slot: u32) -> bool {
+        let before = self.had_before.as_ref();
+        before.is_some_and(|(slots, _)| slots.has(slot))
+    }
+
     /// Whether there are former owners whose time is over.
     pub fn is_due(&self, now: Duration) -> bool {
+        let before = self.had_before.as_ref();
         self.earlier.iter().any(|earlier| earlier.until <= now)
+            || before.is_some_and(|(_, until)| *until <= now)
     }
 
     /// Forgets former owners whose time is over.
     pub fn expire(&mut self, now: Duration) {
         self.earlier.retain(|earlier| earlier.until > now);
+        self.had_before = self.had_before.take().filter(|(_, until)| *until > now);
     }
 
     /// The slots of this node whose former owners are still asked.
@@ -1190,6 +1229,42 @@ mod tests {
                 .closes()
                 .is_some_and(|at| !fourth.is_due(at - HOUR) && fourth.is_due(at))
         );
+    }
+
+    #[test]
+    fn a_node_that_drains_knows_what_it_owes_after_more_maps_than_it_remembers() {
+        let mut cluster = Cluster::new(1..=3);
+        let mut members: Vec<_> = (1..=3).map(member).collect();
+        members[0].state = MemberState::Draining;
+        cluster.change(members.clone());
+        let lost: u64 = cluster.view(1).losing().values().sum();
+        assert!(lost > 0);
+        let by = cluster.view(1).placed().clone();
+        for id in 4..=8 {
+            members.push(member(id));
+            cluster.change(members.clone());
+        }
+        // Whose owner has not changed since is owed by the map of the drain too.
+        let view = cluster.view(1);
+        assert_eq!(view.losing().values().sum::<u64>(), lost);
+        assert!(!view.owed(2, &by).is_empty());
+        let mut late = view.clone();
+        assert!(!late.is_due(HAND_OVER_MAX - HOUR) && late.is_due(HAND_OVER_MAX));
+        late.expire(HAND_OVER_MAX);
+        assert!(late.losing().is_empty());
+        let (now, epoch) = (view.placed().clone(), view.map().epoch);
+        for owner in 2..=8 {
+            for slot in view.owed(owner, &now) {
+                view.released(slot, epoch);
+            }
+        }
+        assert!(view.losing().is_empty());
+        // Those that stay count what they remember.
+        let second = cluster.view(2);
+        let remembered = |slot: &u32| second.now.first(*slot) != Some(2) && second.had(*slot);
+        let remembered = (0..SLOTS as u32).filter(remembered).count() as u64;
+        assert!(second.had_before.is_some());
+        assert_eq!(second.losing().values().sum::<u64>(), remembered);
     }
 
     /// A pull that ends late is of a time before others owned the slot.
