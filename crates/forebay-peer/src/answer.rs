@@ -191,12 +191,15 @@ impl Answers {
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         cluster: &Arc<Cluster>,
-        asker: u64,
+        (asker, epoch): (u64, u64),
         what: What,
         line: &mut Line,
     ) -> io::Result<()> {
         let answered = match what {
-            What::Pull { table, after } => self.give(io, cluster, asker, table, after).await?,
+            What::Pull { table, after } => {
+                let by = (table, epoch);
+                self.give(io, cluster, asker, by, after).await?
+            }
             What::Copies {
                 table,
                 rules,
@@ -239,7 +242,7 @@ impl Answers {
             return self.operate(io, (order, of), line).await;
         }
         if question.is_of_slots() {
-            let (cluster, asker) = (&self.cluster, theirs.node);
+            let (cluster, asker) = (&self.cluster, (theirs.node, question.epoch));
             return self
                 .answer_of_slots(io, cluster, asker, question.what, line)
                 .await;

@@ -33,16 +33,17 @@ pub(crate) const RECORDS_PER_SECOND: f64 = 200_000.0;
 pub(crate) const READ_BYTES_PER_SECOND: f64 = (256 << 20) as f64;
 
 impl Answers {
-    /// Answers [`crate::message::What::Pull`] with one step. The inner error is to be said.
+    /// Answers [`crate::message::What::Pull`] with one step; `by` are a table and the epoch of a map
+    /// with it. The inner error is to be said.
     pub(crate) async fn give(
         &self,
         io: &mut (impl AsyncWrite + Unpin),
         cluster: &Arc<Cluster>,
         asker: u64,
-        table: u64,
+        by: (u64, u64),
         after: Option<Walk>,
     ) -> io::Result<Result<()>> {
-        let step = self.step(cluster, asker, table, after);
+        let step = self.step(cluster, asker, by, after);
         let given = |pulled: &Pulled| cluster.moved().given(pulled.entries, pulled.bytes);
         self.give_step(io, step, given).await
     }
@@ -71,13 +72,13 @@ impl Answers {
         &self,
         cluster: &Arc<Cluster>,
         asker: u64,
-        table: u64,
+        (table, epoch): (u64, u64),
         after: Option<Walk>,
     ) -> Result<(Pulled, Vec<u8>, Option<(Reservation, Reservation)>)> {
         let step = self.gives.acquire().await;
         let _step = step.map_err(|_| Error::internal("nothing is handed over any more"))?;
         let began = Instant::now();
-        let (owed, seed) = cluster.owed(asker, table).await?;
+        let (owed, seed) = cluster.owed(asker, table, epoch).await?;
         if owed.is_empty() {
             return Ok((Pulled::default(), Vec::new(), None));
         }

@@ -197,17 +197,30 @@ impl Cluster {
         }
     }
 
-    /// The slots that this node had and that `asker` owns by this table, and the cluster's seed.
+    /// The slots that this node had and that `asker` owns by this table, which is that of a map of
+    /// this epoch; and the cluster's seed.
     ///
     /// # Errors
     /// `Busy` if this node does not go by that table yet, or any more.
-    pub(crate) async fn owed(&self, asker: u64, table: u64) -> Result<(Arc<Vec<u32>>, u64)> {
+    pub(crate) async fn owed(
+        &self,
+        asker: u64,
+        table: u64,
+        by_epoch: u64,
+    ) -> Result<(Arc<Vec<u32>>, u64)> {
         // Before the view is looked at: what is remembered is never newer than it says.
         let changes = self.changes();
         let view = self.view();
         let (epoch, seed) = (view.map().epoch, view.map().seed);
+        // A table may come back, as when a node that was forgotten joins again: who knows only the
+        // earlier map with it owes nothing by that. (Where nodes hold no leases, each may have epochs
+        // of its own.)
+        if self.telling().is_some() && epoch < by_epoch {
+            return Err(unknown_table(epoch));
+        }
         if let Some(owed) = self.moved().owed.lock().get(&asker)
             && (owed.table, owed.changes) == (table, changes)
+            && self.changes() == changes
         {
             return Ok((owed.slots.clone(), seed));
         }
@@ -583,7 +596,11 @@ impl HandOver {
                 after: after.clone(),
             };
             let asked_secs = self.engine.asking_at();
-            let pulled = match ask(&mut io, cluster.question(what)).await {
+            let question = Question {
+                epoch: placed.map().epoch,
+                ..cluster.question(what)
+            };
+            let pulled = match ask(&mut io, question).await {
                 Err(e)
                     if e.kind() == ErrorKind::Busy
                         && cluster.view().placed().map().epoch != placed.map().epoch =>
@@ -931,6 +948,50 @@ mod tests {
         assert_eq!(p.gaining(), 0);
         let status = p.hand_over.cluster.hand_over_status();
         assert_eq!((status.pulled_entries, status.idle), (4, None));
+    }
+
+    /// The node 1 of the cluster of these maps, of which it has the first.
+    fn of_maps<const N: usize>(maps: [&[Member]; N]) -> (Arc<Cluster>, Vec<Arc<Placed>>) {
+        let mut map = Map::new("test", 7, maps[0].to_vec()).unwrap();
+        let mut all = vec![Arc::new(Placed::new(map.clone()))];
+        for members in &maps[1..] {
+            map = map.with(members.to_vec()).unwrap();
+            all.push(Arc::new(Placed::new(map.clone())));
+        }
+        let (dial, timing) = (Arc::new(TcpDial), Timing::default());
+        let cluster = Cluster::new(me(1), all[0].clone(), dial, timing).unwrap();
+        (cluster, all)
+    }
+
+    fn member(id: u64) -> Member {
+        Member {
+            id,
+            name: String::new(),
+            address: format!("10.0.0.{id}:8300"),
+            url: String::new(),
+            zone: String::new(),
+            weight: 1 << 40,
+            state: forebay_cluster::MemberState::Active,
+        }
+    }
+
+    /// A node that was forgotten is there again: its table is the one from before.
+    #[tokio::test]
+    async fn who_goes_by_an_older_map_with_the_same_table_hands_over_when_it_has_the_newer_one() {
+        let (one, both) = ([member(1)], [member(1), member(2)]);
+        let (cluster, maps) = of_maps([&both, &one, &both]);
+        cluster.hold_leases(Duration::from_secs(10), crate::Writes::Bounded);
+        cluster.advance(maps[1].clone(), Duration::ZERO).unwrap();
+        let (table, epoch) = (maps[2].checksum(), maps[2].map().epoch);
+        assert_eq!(table, maps[0].checksum());
+        let e = cluster.owed(2, table, epoch).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Busy);
+        cluster.advance(maps[2].clone(), Duration::ZERO).unwrap();
+        let (owed, _) = cluster.owed(2, table, epoch).await.unwrap();
+        assert!(!owed.is_empty());
+        // By its own map it asked before.
+        let (again, _) = cluster.owed(2, table, maps[0].map().epoch).await.unwrap();
+        assert_eq!(owed, again);
     }
 
     #[tokio::test]
