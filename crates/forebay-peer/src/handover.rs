@@ -22,7 +22,7 @@ use crate::{
     packed,
 };
 use bytes::{Bytes, BytesMut};
-use forebay_cluster::{Placed, Unit};
+use forebay_cluster::{Placed, Unit, View};
 use forebay_core::{Error, ErrorKind, Reservation, Result, sync::Mutex};
 use forebay_engine::{Engine, TakenOver};
 use forebay_store::Walk;
@@ -158,17 +158,7 @@ impl Cluster {
         let moved = self.moved();
         let changes = self.changes();
         let view = self.view();
-        let counted = *moved.counted.lock();
-        let (gaining_slots, losing_slots) = match counted {
-            _ if !view.has_changed() => (0, 0),
-            Some((at, gaining, losing)) if at == changes => (gaining, losing),
-            _ => {
-                let gaining = view.handing_over().count() as u64;
-                let losing = view.losing().values().sum();
-                *moved.counted.lock() = Some((changes, gaining, losing));
-                (gaining, losing)
-            }
-        };
+        let (gaining_slots, losing_slots) = self.slots_moving(changes, &view);
         let count = |counter: &AtomicU64| counter.load(Relaxed);
         let pulls = moved.pulls.lock();
         let under_way = || pulls.values().filter(|pull| pull.unfinished.is_some());
@@ -194,6 +184,24 @@ impl Cluster {
                 .map(|at| at.elapsed())
                 .min(),
             is_full: gaining_slots > 0 && pulls.values().any(|pull| pull.is_full),
+        }
+    }
+
+    /// How many slots this node gains and loses by this view, which was looked at after `changes`.
+    fn slots_moving(&self, changes: u64, view: &View) -> (u64, u64) {
+        let counted = *self.moved().counted.lock();
+        match counted {
+            _ if !view.has_changed() => (0, 0),
+            // If it has changed since, the view may be newer than what was counted.
+            Some((at, gaining, losing)) if at == changes && self.changes() == changes => {
+                (gaining, losing)
+            }
+            _ => {
+                let gaining = view.handing_over().count() as u64;
+                let losing = view.losing().values().sum();
+                *self.moved().counted.lock() = Some((changes, gaining, losing));
+                (gaining, losing)
+            }
         }
     }
 
@@ -992,6 +1000,23 @@ mod tests {
         // By its own map it asked before.
         let (again, _) = cluster.owed(2, table, maps[0].map().epoch).await.unwrap();
         assert_eq!(owed, again);
+    }
+
+    #[test]
+    fn slots_are_counted_by_the_view_that_is_told_of() {
+        let (one, two) = ([member(1), member(2)], [member(1), member(2), member(3)]);
+        let mut drained = two.clone();
+        drained[0].state = forebay_cluster::MemberState::Draining;
+        let (cluster, maps) = of_maps([&one, &two, &drained]);
+        cluster.advance(maps[1].clone(), Duration::ZERO).unwrap();
+        let before = cluster.hand_over_status();
+        assert!(before.losing_slots > 0);
+        // A new map comes after the changes were looked at, and before the view is.
+        let changes = cluster.changes();
+        cluster.advance(maps[2].clone(), Duration::ZERO).unwrap();
+        let (_, losing) = cluster.slots_moving(changes, &cluster.view());
+        assert!(losing > before.losing_slots);
+        assert_eq!(cluster.hand_over_status().losing_slots, losing);
     }
 
     #[tokio::test]
