@@ -163,9 +163,11 @@ impl Quickness {
         }
     }
 
-    /// Another source was quicker, after this time.
+    /// Another source was quicker, after this time. (A longer one is counted by [`Timed`].)
     fn was_overtaken_after(&self, took: Duration) {
-        self.times.lock().add(took);
+        if took <= self.slow_after() {
+            self.times.lock().add(took);
+        }
         self.were_late(1);
     }
 
@@ -278,15 +280,30 @@ impl Hedges {
 
 /// Whether a peer said that it works on an answer.
 #[derive(Clone, Default)]
-pub(crate) struct Heard(Arc<AtomicBool>);
+pub(crate) struct Heard(Arc<Flags>);
+
+#[derive(Default)]
+struct Flags {
+    working: AtomicBool,
+    /// The answer was counted as late already.
+    late: AtomicBool,
+}
 
 impl Heard {
     pub fn working(&self) {
-        self.0.store(true, Relaxed);
+        self.0.working.store(true, Relaxed);
     }
 
     pub fn is_working(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.working.load(Relaxed)
+    }
+
+    fn counts_as_late(&self) {
+        self.0.late.store(true, Relaxed);
+    }
+
+    fn counted_as_late(&self) -> bool {
+        self.0.late.load(Relaxed)
     }
 }
 
@@ -336,7 +353,11 @@ impl Drop for Timed {
             && self.peer.says_that_it_fetches()
             && (self.has_begun || took > quickness.slow_after())
         {
-            quickness.began_after(took, self.weight);
+            match self.heard.counted_as_late() {
+                true if took <= quickness.slow_after() => {}
+                true => quickness.times.lock().add(took),
+                false => quickness.began_after(took, self.weight),
+            }
         }
     }
 }
@@ -354,6 +375,7 @@ pub(crate) async fn unless_slow<T>(
         match tokio::time::timeout(quickness.slow_after(), asking.as_mut()).await {
             Ok(done) => return Some(done),
             Err(_) if !heard.is_working() => {
+                heard.counts_as_late();
                 quickness.were_late(MANY);
                 if quickness.is_alone() {
                     return None;
@@ -402,6 +424,7 @@ pub(crate) async fn race<T, S: Future<Output = T>>(
         other = second.as_mut() => match is_good(&other) {
             true => {
                 quickness.overtaken.fetch_add(1, Relaxed);
+                heard.counts_as_late();
                 quickness.was_overtaken_after(began.elapsed());
                 (other, true)
             }
@@ -531,6 +554,46 @@ mod tests {
             peers[1..].iter().for_each(|peer| answers(peer, ms(5)));
         }
         assert!(is_alone(&peers[0]));
+    }
+
+    /// Two peers that are known to be quick and to say that they fetch.
+    fn quick() -> [Arc<Peer>; 2] {
+        let company = Arc::default();
+        let peers = [peer(1), peer(2)];
+        peers.iter().for_each(|peer| answers(peer, ms(5)));
+        compare(&peers, ms(1), &company);
+        peers.iter().for_each(|peer| peer.said_that_it_fetches());
+        peers
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_late_counts_once() {
+        let [slow, _] = &quick();
+        let lates = || slow.quickness().lates.load(Relaxed);
+        // One that was overtaken by one that was slow too.
+        let hedges = Hedges::default();
+        (0..100).for_each(|_| hedges.earn());
+        let heard = Heard::default();
+        let first = async {
+            let _timed = Timed::of_one(slow.clone(), heard.clone());
+            std::future::pending::<()>().await;
+        };
+        let second = || tokio::time::sleep(ms(150));
+        let (_, is_second) = race((&hedges, slow, &heard), first, second, |_| true).await;
+        assert!(is_second);
+        assert_eq!(lates(), 1);
+        // Many entries, which come late: twice would leave the peer alone.
+        let [slow, _] = &quick();
+        let lates = || slow.quickness().lates.load(Relaxed);
+        let heard = Heard::default();
+        let asking = async {
+            let timed = Timed::of_many(slow.clone(), heard.clone());
+            tokio::time::sleep(ms(150)).await;
+            Timed::begins(Some(timed));
+        };
+        assert!(unless_slow(slow, &heard, asking).await.is_some());
+        assert_eq!(lates(), MANY);
+        assert!(!slow.quickness().is_alone());
     }
 
     #[test]

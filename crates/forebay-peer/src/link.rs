@@ -196,6 +196,12 @@ impl Peer {
         self.fetches.load(Relaxed)
     }
 
+    /// As if it had said hello.
+    #[cfg(test)]
+    pub fn said_that_it_fetches(&self) {
+        self.fetches.store(true, Relaxed);
+    }
+
     /// Whether it takes many questions at once, as far as it has said so.
     pub fn gathers(&self) -> bool {
         self.gathers.load(Relaxed)
