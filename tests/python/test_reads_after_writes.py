@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import time
 import urllib.error
 
 import pytest
-from clusters import Cluster, eventually, fetch, metric, order, status
+from clusters import Cluster, eventually, fetch, metric, order, status, throughout
 from conftest import s3_client
 from register import OPTIONS, Checker, number, put, trusted, value
 from servers import REGION, Etcd
@@ -109,6 +110,26 @@ def test_a_node_that_stops_in_order_delays_no_write(cluster, bucket):
     put(url(cluster, "a", "orderly"), value(1))
     assert time.monotonic() - began < 5
     assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
+
+
+def test_a_node_that_stops_while_it_answers_does_not_join_again(cluster, bucket, etcd):
+    three(cluster)
+    bucket.put_object(Bucket="written", Key="large", Body=bytes(64 << 20))
+    there = lambda: sum("/nodes/" in key for key in etcd.keys())  # noqa: E731
+    assert there() == 3
+    c = cluster.nodes.pop("c")
+    with socket.create_connection(("127.0.0.1", cluster.ports["c"][0])) as slow:
+        slow.sendall(b"GET /written/large HTTP/1.1\r\nHost: c\r\n\r\n")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        c.process.send_signal(signal.SIGTERM)
+        eventually(lambda: there() == 2, "c has left", 10)
+        throughout(2, lambda: there() == 2, "a node that stops has joined again")
+        assert c.process.poll() is None, "it still answers"
+        began = time.monotonic()
+        put(url(cluster, "a", "orderly"), value(2))
+        assert time.monotonic() - began < 5
+        assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
+    c.stop()
 
 
 def test_without_etcd_reads_go_on_and_writes_are_as_configured(cluster, bucket, etcd):

@@ -14,7 +14,10 @@ use futures::StreamExt;
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     hash::{BuildHasher, RandomState},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 use tokio::{
@@ -92,6 +95,8 @@ pub struct Driver {
     began: Instant,
     /// Somebody changed the map here.
     again: Notify,
+    /// This node is going: it does not register again.
+    left: AtomicBool,
 }
 
 #[derive(Default)]
@@ -176,6 +181,7 @@ impl Driver {
             seen: Mutex::default(),
             began: Instant::now(),
             again: Notify::new(),
+            left: AtomicBool::new(false),
         });
         let began = Instant::now();
         loop {
@@ -217,8 +223,13 @@ impl Driver {
         drop(renewing);
     }
 
-    /// Says that this node is going.
+    /// Says that this node is going. From now on it only follows the map.
     pub async fn leave(&self) {
+        self.left.store(true, SeqCst);
+        self.end_lease().await;
+    }
+
+    async fn end_lease(&self) {
         let lease = self.cluster.leave().await;
         if let (Home::Etcd(etcd), Some(lease)) = (&self.home, lease)
             && let Err(e) = etcd.revoke(lease).await
@@ -374,6 +385,13 @@ impl Driver {
             let found = etcd.read().await?;
             self.is_same_etcd(found.etcd);
             self.cluster.looked(mark, &terms(&found), &found.ended);
+            if self.left.load(SeqCst) {
+                if let Some((json, _)) = &found.map {
+                    self.take_over(json.clone(), found.before.clone()).await?;
+                }
+                self.succeeded(found.nodes);
+                return Ok(found.revision);
+            }
             self.forget_ended(etcd, &found).await;
             let is_there = self.be_there(etcd, &found).await?;
             let map = match &found.map {
@@ -459,8 +477,12 @@ impl Driver {
             term: self.cluster.lease_granted(lease, asked),
             ..self.mine.clone()
         };
-        etcd.register(&mine, lease).await?;
-        Ok(false)
+        let registered = etcd.register(&mine, lease).await;
+        if self.left.load(SeqCst) {
+            // It left before it had this lease.
+            self.end_lease().await;
+        }
+        registered.map(|()| false)
     }
 
     /// Removes marks of terms whose nodes are gone for longer than anybody believes in a lease.
