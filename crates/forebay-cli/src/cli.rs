@@ -1,9 +1,11 @@
 //! The command line as clap sees it: the commands, the options that they share, and the text of
 //! `forebay --help`.
 
-use crate::{commands, node::DEFAULT_NODE};
-use clap::{Arg, CommandFactory, Parser, Subcommand, builder::Resettable};
+use crate::{commands, fail::one_line, node::DEFAULT_NODE};
+use clap::{Arg, CommandFactory, Parser, Subcommand, builder::Resettable, error::ErrorKind};
 use forebay_bench::distance;
+use forebay_core::Error;
+use std::ffi::OsString;
 
 /// Serve any bucket from the local disk, beside the training job.
 #[derive(Debug, Parser)]
@@ -152,6 +154,28 @@ Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 
 /// The command line. As for other programs, an empty variable is one that is not set.
 pub fn command() -> clap::Command {
     without_empty_variables(Cli::command())
+}
+
+/// Whether a command line that cannot be read asks for JSON.
+pub fn wants_json(args: &[OsString]) -> bool {
+    let mut options = args.iter().take_while(|arg| *arg != "--");
+    options.any(|arg| arg == "--json")
+}
+
+/// Whether clap stopped because of a mistake, and not to show the help or the version.
+pub fn is_wrong(e: &clap::Error) -> bool {
+    e.use_stderr() && e.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+}
+
+/// The mistake in the command line, as this program tells errors.
+pub fn unreadable(e: &clap::Error) -> Error {
+    let text = e.render().to_string();
+    let mut parts = text.split("\n\n");
+    let what = parts.next().unwrap_or_default();
+    let what = what.strip_prefix("error: ").unwrap_or(what);
+    let tip = parts.find_map(|part| part.trim_start().strip_prefix("tip: "));
+    let tip = tip.unwrap_or("`forebay COMMAND --help` tells what it takes");
+    Error::invalid(one_line(what)).hint(one_line(tip))
 }
 
 fn without_empty_variables(command: clap::Command) -> clap::Command {

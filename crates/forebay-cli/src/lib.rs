@@ -30,11 +30,17 @@ use std::ffi::OsString;
 /// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2
 /// usage, 128 + n for signal n.
 pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
+    let args: Vec<OsString> = args.into_iter().collect();
     let parsed = cli::command()
-        .try_get_matches_from(args)
+        .try_get_matches_from(args.clone())
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
+        Err(e) if cli::wants_json(&args) && cli::is_wrong(&e) => {
+            let failure = Failure::Usage(cli::unreadable(&e));
+            fail::report(&failure, true, false);
+            return failure.exit_code();
+        }
         Err(e) => {
             // Help and version go to stdout with code 0, errors to stderr with code 2; it does
             // not matter if the pipe is closed.

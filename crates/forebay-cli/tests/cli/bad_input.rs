@@ -234,6 +234,31 @@ fn check_words(args: &[&str], err: &str, error: &str, hint: &str) {
 
 #[test]
 fn with_json_an_error_is_json_too() {
+    // Also of a command line that cannot be read.
+    for (args, named) in [
+        (&["--json", "statu"][..], "statu"),
+        (&["ls", "--json", "--limit", "many"][..], "--limit"),
+        (&["get", "--json"][..], "BUCKET/KEY"),
+    ] {
+        let run = forebay(args).fails(2);
+        let error: serde_json::Value = serde_json::from_str(&run.err).unwrap();
+        assert_eq!(error["error"]["code"], "invalid", "{}", run.err);
+        let said = error["error"]["message"].as_str().unwrap();
+        assert!(said.contains(named), "{}", run.err);
+        assert!(run.out.is_empty());
+    }
+    assert!(
+        forebay(&["--json", "ls", "--help"])
+            .ok()
+            .out
+            .contains("Usage:")
+    );
+    assert!(
+        forebay(&["get", "--", "--json"])
+            .fails(2)
+            .err
+            .contains("no key")
+    );
     let run = forebay(&["get", "data/x", "-", "--json"]).fails(2);
     assert!(run.err.contains("stdout cannot carry both"), "{}", run.err);
     let run = forebay(&["get", "data", "--json"]).fails(2);
