@@ -159,6 +159,7 @@ async fn change(
         dry_run: what.dry_run,
         ..ChangeReport::default()
     };
+    let mut ended = Ok(());
     for p in &prefixes {
         let selection = Selection {
             bucket: p.bucket.clone(),
@@ -169,8 +170,16 @@ async fn change(
         };
         let path = format!("{}{}", action.path(), scope(what.this_node));
         let call = Call::new(Method::POST, path).json(super::to_json(&selection)?);
-        add(&mut total, super::json(&client, call).await?);
+        match super::json(&client, call).await {
+            Ok(report) => add(&mut total, report),
+            Err(e) if total.objects == 0 => return Err(e),
+            Err(e) => {
+                ended = Err(e);
+                break;
+            }
+        }
     }
+    // What was done is told, also if the rest failed.
     let mut out = Out::new(common.json);
     if out.json {
         out.object(&total)?;
@@ -190,6 +199,7 @@ async fn change(
         }
         out.flush()?;
     }
+    ended?;
     if total.failed > 0 {
         return Err(Failure::Reported);
     }

@@ -243,6 +243,13 @@ fn pins_are_kept_listed_and_released() {
             .out
             .contains("on disk   nothing")
     );
+    // What was done before a failure is told.
+    node.run(&["warm", "data/val/"]).ok();
+    let cut = node
+        .run(&["evict", "data/val/", "nowhere/x", "data/", "--json"])
+        .fails(1);
+    assert_eq!(cut.json()["changed"], 1);
+    assert!(cut.err.contains("nowhere"), "{}", cut.err);
     let nothing = node.run(&["evict", "data/nothing"]).fails(1);
     assert!(
         nothing.err.contains("nothing there: data/nothing"),

@@ -277,7 +277,7 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
     // The oldest first.
     gone.reverse();
     let mut out = Out::new(common.json);
-    let mut removed = Vec::new();
+    let (mut removed, mut ended) = (Vec::new(), Ok(()));
     for (place, manifest) in gone {
         if !args.dry_run {
             match from_bucket(&client, place, Some(&manifest.id)).await {
@@ -288,7 +288,12 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
                     eprintln!("passed over: {}", one_line(e.message()));
                     continue;
                 }
-                done => done?,
+                Err(e) if removed.is_empty() => return Err(e),
+                Err(e) => {
+                    ended = Err(e);
+                    break;
+                }
+                Ok(()) => {}
             }
         }
         if !out.json {
@@ -307,7 +312,8 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
             })
             .collect();
         let kept: Vec<_> = kept.iter().map(|place| name(place)).collect();
-        return out.object(&json!({"dry_run": args.dry_run, "kept": kept, "removed": removed}));
+        out.object(&json!({"dry_run": args.dry_run, "kept": kept, "removed": removed}))?;
+        return ended;
     }
     let would = if args.dry_run { " would be" } else { "" };
     let bytes: u64 = removed.iter().map(|(_, m)| m.bytes).sum();
@@ -317,7 +323,8 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
         format_bytes(bytes),
         kept.len()
     ))?;
-    out.flush()
+    out.flush()?;
+    ended
 }
 
 /// Whether a name is like a pattern of `*` and `?`.
