@@ -127,8 +127,9 @@ impl Engine {
 
     /// Whether a version that is current is known to be a moment later.
     fn keeps_current(&self, name: &ObjectName) -> bool {
-        let at_once = Freshness::RevalidateAfter(Duration::ZERO);
-        self.rule(name.bucket()).freshness != at_once
+        let a_second = Duration::from_secs(1);
+        let freshness = self.rule(name.bucket()).freshness;
+        !matches!(freshness, Freshness::RevalidateAfter(ttl) if ttl < a_second)
             && self.shares(name).is_some()
             && self.keeps_own(name)
     }

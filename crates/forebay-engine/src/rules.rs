@@ -11,7 +11,8 @@ use std::time::Duration;
 pub enum Freshness {
     /// Objects never change once written: never ask.
     Immutable,
-    /// Ask when the last answer is older than this.
+    /// Ask when the last answer is older than this, in whole seconds: within less than one, each
+    /// time.
     RevalidateAfter(Duration),
     /// Ask every time.
     Always,
@@ -36,8 +37,7 @@ impl Freshness {
             Freshness::Always => false,
             Freshness::RevalidateAfter(ttl) => {
                 validated_at_secs <= now_secs
-                    && u64::from(now_secs - validated_at_secs)
-                        < ttl.as_secs().max(u64::from(!ttl.is_zero()))
+                    && u64::from(now_secs - validated_at_secs) < ttl.as_secs()
             }
         }
     }
@@ -143,5 +143,9 @@ mod tests {
         assert!(Freshness::Immutable.is_fresh(1, u32::MAX) && !Freshness::Immutable.is_fresh(0, 5));
         assert!(!Freshness::Always.is_fresh(1000, 1000));
         assert!(!Freshness::RevalidateAfter(Duration::ZERO).is_fresh(1000, 1000));
+        // Times are known by the second: what is fresh for less may be older already.
+        let millis = |ms| Freshness::RevalidateAfter(Duration::from_millis(ms));
+        assert!(!millis(999).is_fresh(1000, 1000));
+        assert!(millis(1999).is_fresh(1000, 1000) && !millis(1999).is_fresh(1000, 1001));
     }
 }
