@@ -942,3 +942,23 @@ def test_a_drained_node_says_so_and_is_not_needed_any_more(cluster, bucket):
     before = silences(cluster)
     cluster.read(bucket)
     assert again(cluster, bucket) <= 0.01 or silences(cluster) > before
+
+
+def test_a_node_that_was_forgotten_takes_over_its_share_when_it_is_back(cluster, bucket):
+    """Its table of owners is the one from before it was forgotten, which the others remember: who has
+    not seen yet that it is back must not say that it has nothing for it.
+    """
+    for name, options in (("a", []), ("b", []), ("c", ALL)):
+        cluster.start(name, *options)
+    cluster.agree(3)
+    cluster.stop("c", signal.SIGKILL)
+    a = cluster.nodes["a"]
+    eventually(lambda: len(status(a)["members"]) == 2, "c is forgotten")
+    cluster.agree(2)
+    # What it owns is now at the others alone.
+    cluster.read(bucket)
+    c = cluster.start("c", *ALL)
+    cluster.agree(3)
+    eventually(lambda: has_taken_over(c, "c"), "c has its share")
+    taken = metric(c, "forebay_hand_over_taken_bytes_total")
+    assert taken >= 0.99 * sum(map(len, bucket.values()))
