@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from . import errors
 from ._forebay import Client
@@ -44,9 +45,22 @@ Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that w
 FOREBAY_CA_FILE is --ca."""
 
 
-def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """One that tells mistakes as JSON where the command line asks for that."""
+
+    as_json = False
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong with the command line, and ends."""
+        if not self.as_json:
+            super().error(message)
+        _failed(ValueError(message), argparse.Namespace(json=True))
+        self.exit(2)
+
+
+def parser(name: str, description: str, epilog: str) -> Parser:
     """A parser of a command line of this command."""
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"forebay {name}",
         description=description,
         epilog=f"{epilog}\n{ENVIRONMENT}",
@@ -73,14 +87,16 @@ def client(args: argparse.Namespace) -> Client:
 
 
 def run(
-    of: argparse.ArgumentParser,
+    of: Parser,
     arguments: Sequence[str] | None,
     does: Callable[[argparse.Namespace], int],
     interrupted: str = "interrupted",
 ) -> int:
     """Runs a command and returns its exit status: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    of.as_json = "--json" in words[: words.index("--") if "--" in words else None]
     try:
-        args = of.parse_intermixed_args(arguments)
+        args = of.parse_intermixed_args(words)
     except SystemExit as e:
         return int(e.code or 0)
     if sys.stdout is None:

@@ -29,7 +29,7 @@ manifest:TARGET/_manifest, which is written last.
 JSON: {"target", "format", "manifest", "shards", "rows", "bytes", "found", "seconds"}"""
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _command.Parser:
     parser = _command.parser(
         "reshard", "Write the rows of a dataset, in any order, into new shards", EXAMPLES
     )

@@ -50,7 +50,7 @@ In a row, bytes are {"kind", "bytes"}, and of long texts and lists only the begi
 WebDataset takes for a text or a number in a tar (.txt, .json, .cls, …) is shown as that."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _command.Parser:
     parser = _command.parser(
         "show",
         "Show a dataset: its files, what its columns have in them, and its first rows",

@@ -1766,6 +1766,10 @@ def test_the_command_reshards(source, node, scratch, fetch, client):
     failed = reshard(node, "--json", *command, "--seed", "8")
     error = json.loads(failed.stderr)["error"]
     assert error["hint"] and error["code"] == "conflict"
+    failed = reshard(node, "--json", *command, "--sharding")
+    error = json.loads(failed.stderr)["error"]
+    assert failed.returncode == 2 and error["code"] == "invalid"
+    assert "--sharding" in error["message"]
 
 
 def test_the_command_is_in_the_help_and_the_program_alone_says_where_it_is(node):
