@@ -505,6 +505,10 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
     try:
         site.pause()
         saved = ckpt.save(state(1, 1), "s3://runs/again/a", client=site.client)
+        line = [forebay_program(), "checkpoint", "wait", saved.name, "--node", site.node.url]
+        by_command = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(1)
+        assert by_command.poll() is None
         site.kill()
         began = time.monotonic()
         with pytest.raises(forebay.ConnectionFailed):
@@ -526,6 +530,8 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
         waiting.join(60)
         assert not waiting.is_alive() and failures == []
         assert saved.durable
+        out, err = by_command.communicate(timeout=60)
+        assert by_command.returncode == 0 and b"durable" in out, err
         # Its copy may go, and go again.
         for _ in range(2):
             saved.abandon()

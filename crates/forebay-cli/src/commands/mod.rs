@@ -29,7 +29,10 @@ use forebay_core::Error;
 use forebay_protocol::{Address, Addresses};
 use http::header;
 use serde::{Serialize, de::DeserializeOwned};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// How long a command waits. Before it answers, a node may fetch from a distant origin or read the
 /// headers of a large archive. If it refuses a request temporarily, repeating it is up to the user.
@@ -39,6 +42,13 @@ const TIMEOUTS: Timeouts = Timeouts {
     silence: Duration::from_secs(120),
     refused: Duration::ZERO,
 };
+
+/// How often it is looked how far something is, where the node itself does not wait for it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a node that answered may be away while a command waits for something: it may be started
+/// again meanwhile.
+const AWAY_MAX: Duration = Duration::from_secs(60);
 
 /// A client of the node that `--node` or `FOREBAY_NODE` names; of several, of the first that answers.
 pub fn client(common: &Common) -> Outcome<Client> {
@@ -85,6 +95,12 @@ fn settings_of(addresses: impl Into<Addresses>, common: &Common) -> Settings {
 fn to_json(body: &impl Serialize) -> forebay_core::Result<Vec<u8>> {
     serde_json::to_vec(body)
         .map_err(|e| Error::internal("the request cannot be written").caused_by(e))
+}
+
+/// Whether a node that failed so, and that last answered then, may be one that is started again.
+fn may_be_back(failure: &Failure, answered: Instant) -> bool {
+    matches!(failure, Failure::Failed(e) if e.kind().is_transient())
+        && answered.elapsed() < AWAY_MAX
 }
 
 /// Makes a call that returns JSON. If it fails, the node's own words say where.

@@ -2,7 +2,13 @@
 //! `forebay cluster map`; and the files of `forebay cluster init` and `certify`.
 
 use crate::support::{Run, command, forebay, names};
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Shutdown, TcpListener},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+};
 use tempfile::TempDir;
 
 #[test]
@@ -280,4 +286,45 @@ fn certificates_are_renewed_and_nodes_join() {
     let run = cluster(&dir, "certify --ca c a").fails(1);
     assert!(run.err.contains("c/ca.pem and c/ca.key: "), "{}", run.err);
     assert!(all("a") == before && names(&at("c")) == ["a", "b", "ca.key", "ca.pem", "d"]);
+}
+
+/// A node that answers one connection after the other with these, or with nothing.
+fn scripted(answers: Vec<Option<String>>) -> (String, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let serve = move || {
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            if let Some(answer) = answer {
+                let _ = stream.read(&mut [0; 4096]).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+                stream.shutdown(Shutdown::Write).unwrap();
+                // What was sent and not read would break the connection.
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+        }
+    };
+    (at, std::thread::spawn(serve))
+}
+
+#[test]
+fn who_waits_for_a_drain_goes_on_while_the_node_is_started_again() {
+    let answer = |status: &str, body: &str| {
+        let length = body.len();
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close");
+        Some(format!("{head}\r\n\r\n{body}"))
+    };
+    let told = |drained: bool| {
+        let member = serde_json::json!({"name": "c", "state": "draining", "drained": drained});
+        let body = serde_json::json!({"cluster": "test", "members": [member]});
+        answer("200 OK", &body.to_string())
+    };
+    let stops = answer("503 Service Unavailable", "");
+    let (at, node) = scripted(vec![told(false), stops, None, told(true)]);
+    let drain = ["cluster", "drain", "c", "--wait", "--json", "--node", &at];
+    let drained = forebay(&drain).ok().json();
+    assert_eq!(drained["members"][0]["drained"], true);
+    node.join().unwrap();
+    // One that was never there is not waited for.
+    assert!(forebay(&drain).fails(1).err.contains("cannot connect"));
 }

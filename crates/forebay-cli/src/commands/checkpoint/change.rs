@@ -34,8 +34,8 @@ enum Until {
 Example:
   forebay checkpoint wait s3://bucket/run/step-100 --timeout 10m && sudo poweroff
 
-Without --id it waits for the newest of the name that was committed. Exit code 1 if the time is over, or
-if it is given up meanwhile.
+Without --id it waits for the newest of the name that was committed. It goes on while the node is started
+again. Exit code 1 if the time is over, or if it is given up meanwhile.
 JSON: its status, as `forebay checkpoint list --json` has it")]
 pub struct WaitArgs {
     /// The checkpoint
@@ -55,21 +55,35 @@ pub struct WaitArgs {
 pub async fn wait(args: WaitArgs, common: &Common) -> Outcome {
     let place = place(&args.name)?;
     let client = commands::client(common)?;
-    let (began, mut id) = (Instant::now(), args.id);
+    let (began, mut id, mut answered) = (Instant::now(), args.id, None);
     let until = match args.until {
         Until::Staged => "staged",
         Until::Durable => "durable",
     };
     loop {
         let left = args.timeout.map(|t| t.saturating_sub(began.elapsed()));
-        let patience = left.unwrap_or(ONE_WAIT).min(ONE_WAIT);
+        // First it is asked whether there is such a node, and what there is to wait for.
+        let longest = answered.map_or(Duration::ZERO, |_| ONE_WAIT);
+        let patience = left.unwrap_or(longest).min(longest);
         let patience = format!("{:.3}", patience.as_secs_f64());
         let mut query = vec![("until", until), ("wait_s", patience.as_str())];
         if let Some(id) = &id {
             query.push(("id", id.as_str()));
         }
         let call = Call::new(Method::GET, path_of(&place, &query));
-        let status: Status = ask(&client, &place, call).await?;
+        let status: Status = match ask(&client, &place, call).await {
+            Ok(status) => status,
+            Err(e)
+                if left.is_none_or(|left| !left.is_zero())
+                    && answered.is_some_and(|at| commands::may_be_back(&e, at)) =>
+            {
+                let pause = commands::LOOK_EVERY;
+                tokio::time::sleep(left.unwrap_or(pause).min(pause)).await;
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        answered = Some(Instant::now());
         let there = match args.until {
             Until::Staged => status.staged,
             Until::Durable => status.durable,

@@ -18,9 +18,6 @@ use http::Method;
 use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How often it is looked whether a member is drained.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-
 const JSON_SHAPE: &str = "JSON: as the node tells: {\"cluster\", \"epoch\", \"node\", \"source\", \
     \"looked_seconds\", \"error\", \"lease_seconds\", \"trusted\", \"not_trusted\", \
     \"handing_over_slots\", \"members\": [{\"id\", \"name\", \"address\", \"url\", \"zone\", \
@@ -121,7 +118,7 @@ pub async fn drain(args: DrainArgs, common: &Common) -> Outcome {
     }
     let client = commands::client(common)?;
     let began = Instant::now();
-    let mut said = said;
+    let (mut said, mut answered) = (said, began);
     loop {
         let status = parsed(&said)?;
         let is_meant = |m: &&ClusterMember| m.name == args.member || m.id == args.member;
@@ -143,8 +140,14 @@ pub async fn drain(args: DrainArgs, common: &Common) -> Outcome {
             .hint("it goes on: `forebay cluster status` says how far it is")
             .into());
         }
-        tokio::time::sleep(LOOK_EVERY).await;
-        said = commands::json(&client, Call::new(Method::GET, CLUSTER_PATH)).await?;
+        tokio::time::sleep(commands::LOOK_EVERY).await;
+        let look = Call::new(Method::GET, CLUSTER_PATH);
+        match commands::json::<Value>(&client, look).await {
+            Ok(now) => (said, answered) = (now, Instant::now()),
+            // Until it answers again, what it said last counts.
+            Err(e) if commands::may_be_back(&e, answered) => {}
+            Err(e) => return Err(e),
+        }
     }
 }
 
