@@ -92,14 +92,12 @@ pub fn read_header(block: &[u8], at: usize, pending: &mut Extended, ended: bool)
     match block[156] {
         b'0' | 0 => {
             let extended = std::mem::take(pending);
-            let placeholder = match &extended.name {
-                Some(name) => name.starts_with(PLACEHOLDER_PREFIX),
-                None => {
-                    block.starts_with(PLACEHOLDER_PREFIX.as_bytes())
-                        || block[345..500]
-                            .starts_with(PLACEHOLDER_PREFIX.trim_end_matches('/').as_bytes())
-                }
-            };
+            let is_named = |name: &str| name.starts_with(PLACEHOLDER_PREFIX);
+            let placeholder = size == 0
+                && match &extended.name {
+                    Some(name) => is_named(name),
+                    None => is_named(&header_name(block)),
+                };
             Ok(Header::Entry {
                 size,
                 extended,

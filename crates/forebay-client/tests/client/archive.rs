@@ -40,12 +40,16 @@ fn archive() -> (Vec<Arrived>, Vec<u8>) {
     let mut entries = Vec::new();
     let long = format!("b/{}/x.jpg", "deep/".repeat(40));
     let endless = format!("b/{}", "x".repeat(300));
+    // Its header has it in two parts, of which the second begins as the name of a placeholder.
+    let kept = format!("b/{}/__404__/{}", "y".repeat(40), "z".repeat(80));
     for (name, size) in [
         ("b/a", 0usize),
         ("b/one", 1),
         (&long, 512),
         ("b/two.bin", 1000),
         (&endless, 5),
+        (&kept, 0),
+        ("__404__/b/whole", 3),
         ("b/last", 513),
     ] {
         let data: Vec<u8> = (0..size).map(|i| i as u8).collect();
