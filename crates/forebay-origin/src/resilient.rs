@@ -9,7 +9,8 @@
 //!   same version: `If-Match` if there is a strong ETag, and the ETag (or size and modification
 //!   time) is compared in any case. If the object has changed by now, the body ends with
 //!   `VersionChanged`: a reader never gets bytes of two versions. If the origin names no version, a
-//!   broken body is not continued.
+//!   broken body is not continued. While the origin does not answer at all, a body waits for its turn
+//!   to ask, as often as a request is sent again.
 //! - Writes are repeated only if their body can be: it is held in memory up to
 //!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts, which are held, and a
 //!   longer part of a client's own upload has one attempt.
@@ -196,10 +197,19 @@ impl Shared {
     async fn repeat<T, F: Future<Output = Result<T>> + Send>(
         &self,
         seen: &mut u32,
+        request: impl FnMut() -> F + Send,
+    ) -> Result<T> {
+        let admission = self.admit(Attempt::First)?;
+        self.repeat_admitted(admission, seen, request).await
+    }
+
+    async fn repeat_admitted<T, F: Future<Output = Result<T>> + Send>(
+        &self,
+        mut admission: Admission,
+        seen: &mut u32,
         mut request: impl FnMut() -> F + Send,
     ) -> Result<T> {
         let mut attempts = Attempts::begin(&self.policy);
-        let mut admission = self.admit(Attempt::First)?;
         loop {
             let e = match request().await {
                 Ok(answer) => return Ok(answer),
@@ -323,8 +333,20 @@ impl Body {
             .await
     }
 
+    /// Permission to ask for the rest. While the service does not answer, one request at a time finds
+    /// out whether it does again: this may be that one, or it waits.
+    async fn admitted(&mut self) -> Result<Admission> {
+        loop {
+            match self.shared.admit(Attempt::Next) {
+                Ok(admission) => return Ok(admission),
+                Err(refused) => self.wait(refused).await?,
+            }
+        }
+    }
+
     /// Asks for the rest of the same version.
     async fn reopen(&mut self) -> Result<()> {
+        let admission = self.admitted().await?;
         self.shared.counters.continuations.fetch_add(1, Relaxed);
         let strong = self.meta.etag.clone().filter(|e| !e.starts_with("W/"));
         let request = GetRequest {
@@ -338,10 +360,8 @@ impl Body {
             Error::version_changed(format!("{what}: the object changed while it was read"))
                 .hint("read it again")
         };
-        let answer = self
-            .shared
-            .simple(|| inner.get(&key, request.clone()))
-            .await;
+        let again = || inner.get(&key, request.clone());
+        let answer = self.shared.repeat_admitted(admission, &mut 0, again).await;
         let answer = answer.map_err(|e| match e.kind() {
             ErrorKind::PreconditionFailed
             | ErrorKind::NotFound

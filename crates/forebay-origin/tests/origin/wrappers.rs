@@ -573,6 +573,29 @@ async fn a_single_request_is_tried_again_though_it_opened_the_circuit() {
 }
 
 #[tokio::test]
+async fn bodies_that_are_silent_for_a_while_are_continued_though_they_opened_the_circuit() {
+    let b = bench().await;
+    let circuit = closed();
+    let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, circuit.clone()));
+    let origin = Resilient::new(timed, policy(), b.counters.clone(), circuit.clone());
+    b.faults
+        .next(Operation::Get, Fault::StallBody { at: 300_000 });
+    let whole = read(&origin, "a", GetRequest::default()).await;
+    assert_eq!(whole.unwrap(), b.content);
+    assert!(!circuit.is_open());
+    // Of several, one finds out whether the origin answers again, and the others wait for that.
+    for fault in [Fault::StallBody { at: 300_000 }, Fault::Delay(IDLE / 2)] {
+        (0..4).for_each(|_| b.faults.next(Operation::Get, fault.clone()));
+    }
+    let reads = (0..4).map(|_| read(&origin, "a", GetRequest::default()));
+    for whole in futures::future::join_all(reads).await {
+        assert_eq!(whole.unwrap(), b.content);
+    }
+    assert!(!circuit.is_open());
+}
+
+#[tokio::test]
 async fn what_a_client_breaks_off_does_not_open_the_circuit() {
     let b = bench().await;
     let circuit = closed();
