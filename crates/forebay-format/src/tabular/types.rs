@@ -241,7 +241,9 @@ pub fn cast(array: &ArrayRef, to: &DataType) -> Result<ArrayRef, Misfit> {
                 row: m.row / width,
                 ..m
             })?;
-            FixedSizeListArray::try_new(item.clone(), *n, items, list.nulls().cloned())
+            // Of lists without items, the items do not say how many lists there are.
+            let nulls = list.nulls().cloned();
+            FixedSizeListArray::try_new_with_length(item.clone(), *n, items, nulls, list.len())
                 .map(|l| Arc::new(l) as _)
                 .map_err(|e| unmade(e, to))
         }
@@ -768,6 +770,21 @@ mod tests {
         }
         let missing: ArrayRef = Arc::new(arrow_array::NullArray::new(1000));
         assert!(cast(&missing, &of(100_000_000)).is_err());
+    }
+
+    #[test]
+    fn lists_of_no_items_are_as_many_as_before() {
+        let of = |item| named_field("x", &format!("fixed_size_list<item: {item}>[0]")).unwrap();
+        let (from, to) = (of("int32"), of("int64"));
+        let FixedSizeList(item, 0) = from.data_type() else {
+            panic!("{from}");
+        };
+        let items = new_null_array(item.data_type(), 0);
+        let lists = FixedSizeListArray::try_new_with_length(item.clone(), 0, items, None, 3);
+        let lists: ArrayRef = Arc::new(lists.unwrap());
+        let wide = cast(&lists, to.data_type()).unwrap();
+        assert_eq!((wide.data_type(), wide.len()), (to.data_type(), 3));
+        assert_eq!(wide.null_count(), 0);
     }
 
     #[test]
