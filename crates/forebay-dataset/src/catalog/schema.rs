@@ -67,9 +67,13 @@ pub(crate) fn common_schema(
             )
         })?;
     }
-    Ok(match common {
+    let schema = match common {
         None => first.clone(),
         Some(fields) => Arc::new(Schema::new(fields)),
+    };
+    Ok(match format {
+        Format::Csv | Format::Tsv => csv::without_notes(&schema),
+        _ => schema,
     })
 }
 

@@ -313,6 +313,27 @@ async fn columns_of_csv_have_types_that_hold_all_files_or_those_that_are_given()
             "{e}"
         );
     }
+    // Nanoseconds do not reach the year 3000, and floats have no hexadecimal digits.
+    b.put("wide/0.csv", "at,hex\n3000-01-01 10:00,0x10\n");
+    b.put("wide/1.csv", "at,hex\n2020-01-01 10:00:00.5,2.5\n");
+    let alone = b.open("bk/wide/0.csv").await.unwrap().dataset;
+    for (field, ty) in alone
+        .schema()
+        .fields()
+        .iter()
+        .zip(["Timestamp(s)", "Int64"])
+    {
+        assert_eq!(field.data_type().to_string(), ty);
+        assert!(field.metadata().is_empty(), "{field}");
+    }
+    let d = b.open("bk/wide/").await.unwrap().dataset;
+    let read = rows.read(&d, &[0, 1], &Projection::All).await.unwrap();
+    let at = StringArray::from(vec!["3000-01-01 10:00", "2020-01-01 10:00:00.5"]);
+    assert_eq!(**read.batch.column(0), at);
+    assert_eq!(
+        **read.batch.column(1),
+        StringArray::from(vec!["0x10", "2.5"])
+    );
     // Other columns are told, not filled with nulls.
     b.put("a/2.csv", "id,n,t,x,d\n");
     let e = b.open("bk/a/").await.unwrap_err();

@@ -9,7 +9,7 @@ use super::{
     parse::{boolean, date, integer, is_null, is_whole, real, time, timestamp, zoned},
     scan::Value,
 };
-use arrow_schema::{DataType, TimeUnit};
+use arrow_schema::{DataType, Field, TimeUnit};
 
 const INTEGER: u16 = 1;
 const WHOLE: u16 = 2;
@@ -92,6 +92,65 @@ impl Kind {
             _ => DataType::Utf8,
         }
     }
+
+    /// As a column. It notes which wider types do not take all values: other files may call for them.
+    pub fn field(&self, name: &str) -> Field {
+        let ty = self.data_type();
+        let unfit = wider(&ty) & !self.possible;
+        noted(Field::new(name, ty, true), unfit)
+    }
+}
+
+/// In the metadata of a file's column: types that [`common_type`] may call for, and that do not take
+/// all values (a number: the bits of these types).
+const UNFIT: &str = "forebay:unfit";
+
+fn noted(mut field: Field, unfit: u16) -> Field {
+    if unfit != 0 {
+        let mut metadata = field.metadata().clone();
+        metadata.insert(UNFIT.to_owned(), unfit.to_string());
+        field = field.with_metadata(metadata);
+    }
+    field
+}
+
+fn unfit(field: &Field) -> u16 {
+    let noted = field.metadata().get(UNFIT);
+    noted.and_then(|bits| bits.parse().ok()).unwrap_or(0)
+}
+
+/// Types that values of this one may have to be read as because of other files.
+fn wider(ty: &DataType) -> u16 {
+    match ty {
+        DataType::Int64 => REAL,
+        DataType::Date32 => SECONDS | NANOSECONDS,
+        DataType::Timestamp(TimeUnit::Second, None) => NANOSECONDS,
+        DataType::Timestamp(TimeUnit::Second, Some(_)) => ZONED_NANOSECONDS,
+        _ => 0,
+    }
+}
+
+/// The bit of such a type.
+fn bit(ty: &DataType) -> u16 {
+    match ty {
+        DataType::Float64 => REAL,
+        DataType::Timestamp(TimeUnit::Second, None) => SECONDS,
+        DataType::Timestamp(TimeUnit::Nanosecond, None) => NANOSECONDS,
+        DataType::Timestamp(TimeUnit::Nanosecond, Some(_)) => ZONED_NANOSECONDS,
+        _ => 0,
+    }
+}
+
+/// The column that takes the values of both, which have the same name.
+pub(super) fn common_field(a: &Field, b: &Field) -> Field {
+    let unfit = unfit(a) | unfit(b);
+    let ty = match common_type(a.data_type(), b.data_type()) {
+        // As in one file with the values of both.
+        ty if unfit & bit(&ty) != 0 => DataType::Utf8,
+        ty => ty,
+    };
+    let unfit = unfit & wider(&ty);
+    noted(Field::new(a.name(), ty, true), unfit)
 }
 
 fn utc(unit: TimeUnit) -> DataType {
@@ -99,7 +158,7 @@ fn utc(unit: TimeUnit) -> DataType {
 }
 
 /// The type that takes the values of both, of those that [`Kind::data_type`] returns.
-pub(super) fn common_type(a: &DataType, b: &DataType) -> DataType {
+fn common_type(a: &DataType, b: &DataType) -> DataType {
     use DataType::*;
     match (a, b) {
         _ if a == b => a.clone(),
@@ -116,6 +175,59 @@ pub(super) fn common_type(a: &DataType, b: &DataType) -> DataType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_type_for_several_files_takes_the_values_of_all() {
+        use DataType::*;
+        let seconds = || Timestamp(TimeUnit::Second, None);
+        let nanoseconds = || Timestamp(TimeUnit::Nanosecond, None);
+        for (files, ty) in [
+            // Nanoseconds end in the year 2262.
+            (&["3000-01-01 10:00", "2020-01-01 10:00:00.5"][..], Utf8),
+            (&["3000-01-01", "2020-01-01 10:00:00.5"], Utf8),
+            (&["3000-01-01", "2020-01-01 10:00"], seconds()),
+            (&["2020-01-01", "2020-01-01 10:00:00.5"], nanoseconds()),
+            // What one file cannot be, all of them cannot be, whichever comes first.
+            (
+                &["3000-01-01", "2020-01-01 10:00", "2020-01-01 10:00:00.5"],
+                Utf8,
+            ),
+            (
+                &[
+                    "NA",
+                    "2020-01-01 10:00",
+                    "3000-01-01 10:00",
+                    "2020-01-01 10:00:00.5",
+                ],
+                Utf8,
+            ),
+            (&["3000-01-01 10:00Z", "2020-01-01 10:00:00.5Z"], Utf8),
+            (
+                &["2020-01-01 10:00Z", "2020-01-01 10:00:00.5Z"],
+                utc(TimeUnit::Nanosecond),
+            ),
+            // Only dates may have blanks around them.
+            (&[" 2020-01-01", "2020-01-02 10:00"], Utf8),
+            (&[" 2020-01-01", "2020-01-02"], Date32),
+            (&["0x10", "2.5"], Utf8),
+            (&["0x10", "7"], Int64),
+            (&["16", "2.5"], Float64),
+        ] {
+            let field = |text: &&str| {
+                let mut kind = Kind::default();
+                kind.learn(&Value {
+                    text: text.as_bytes(),
+                    is_escaped: false,
+                });
+                kind.field("x")
+            };
+            let both = |a: Field, b: Field| common_field(&a, &b);
+            let onwards = files.iter().map(field).reduce(both).unwrap();
+            assert_eq!(onwards.data_type(), &ty, "{files:?}");
+            let backwards = files.iter().rev().map(field).reduce(both).unwrap();
+            assert_eq!(backwards.data_type(), &ty, "{files:?}, the last one first");
+        }
+    }
 
     #[test]
     fn the_type_of_a_column_takes_all_its_values() {

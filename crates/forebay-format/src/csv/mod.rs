@@ -46,11 +46,17 @@ pub(crate) fn next(bytes: &[u8], delimiter: u8) -> (Option<&[u8]>, usize) {
 /// The common field of two files' columns of the same name: numbers of different types are floats,
 /// dates and times of day and date the latter, values without a common type text.
 pub fn common_field(a: &Field, b: &Field) -> Option<Field> {
-    if a.name() != b.name() {
-        return None;
+    (a.name() == b.name()).then(|| infer::common_field(a, b))
+}
+
+/// The columns of a dataset, without what is noted of those of files for [`common_field`].
+pub fn without_notes(schema: &SchemaRef) -> SchemaRef {
+    let fields = schema.fields().iter();
+    if fields.clone().all(|f| f.metadata().is_empty()) {
+        return schema.clone();
     }
-    let ty = infer::common_type(a.data_type(), b.data_type());
-    Some(Field::new(a.name(), ty, true))
+    let plain = fields.map(|f| Field::new(f.name(), f.data_type().clone(), true));
+    Arc::new(Schema::new(plain.collect::<Vec<_>>()))
 }
 
 /// Whether values of CSV can be read as these columns.
@@ -224,7 +230,7 @@ impl Grammar for Table {
                 Ok(field) => field.clone(),
                 Err(_) => Field::new(name, DataType::Utf8, true),
             },
-            None => Field::new(name, self.kinds[at].data_type(), true),
+            None => self.kinds[at].field(name),
         };
         let fields: Vec<Field> = names.iter().enumerate().map(field).collect();
         Ok(options.schemas.share(Arc::new(Schema::new(fields))))
