@@ -76,6 +76,10 @@ def tokens_of(rows: Rows, column: str, name: Callable[[int, int], tuple[str, int
     tables, lacking = [], []
     for part in rows._parts:
         found = _arrow.columns(part)[column].lists()
+        if found is not None and found[0].dtype == object and all(v is None for v in found[0]):
+            # Lists that are all empty, or whose items are all missing, have no type: they get one
+            # that changes that of no other lists.
+            found = (np.ma.masked_all(len(found[0]), np.uint8), *found[1:])
         if found is None or found[0].ndim > 1 or found[0].dtype.kind not in "iu":
             raise InvalidRequest(
                 f"column {column!r} does not hold lists of whole numbers",

@@ -32,6 +32,8 @@ STRATEGIES = ("concatenate", "best_fit", "one_per_row")
 RULES = ("split", "cut", "error", "skip")
 #: Types of columns that are lists of whole numbers.
 LISTS = r"list.*\b(u?int(?:8|16|32|64))\b"
+#: And of lists that are all empty, of which no type is known.
+EMPTY_LISTS = r"(?:large_?)?list[(<](?:\w+: )?null[,)>]"
 #: The longest pack, and the most rows of a window.
 LENGTH_MAX = (1 << 31) - 1
 WINDOW_MAX = 1 << 20
@@ -141,9 +143,10 @@ class Pack:
         if self.tokenize is None:
             found = [re.search(LISTS, kind, re.IGNORECASE) for kind in kinds]
             for kind, match in zip(kinds, found, strict=True):
-                if match is None:
+                if match is None and not re.match(EMPTY_LISTS, kind, re.IGNORECASE):
                     raise TypeError(f"{kind}, not lists of whole numbers")
-            dtype = np.result_type(*(np.dtype(m[1].lower()) for m in found if m))
+            if any(found):
+                dtype = np.result_type(*(np.dtype(m[1].lower()) for m in found if m))
         if dtype.kind not in "iu":
             # uint64 beside a signed type.
             dtype = np.dtype(np.int64)

@@ -671,6 +671,36 @@ def test_columns_of_all_kinds_of_lists(ds):
     assert batch["tokens"].dtype == np.int16 and not batch["mask"].any()
 
 
+def test_json_lines_whose_lists_are_all_empty_are_documents_without_tokens(tmp_path):
+    lines = {
+        "empty": [[], None, []],
+        "some": [[1 << 40], [], [2, 3]],
+        "missing": [[], [None]],
+    }
+    (tmp_path / "lists").mkdir()
+    for name, rows in lines.items():
+        text = "".join(json.dumps({"tokens": row, "n": at}) + "\n" for at, row in enumerate(rows))
+        (tmp_path / "lists" / f"{name}.jsonl").write_text(text)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'lists'}"])
+    try:
+        empty, some, missing = (
+            forebay.open(f"lists/{name}.jsonl", url=node.url) for name in lines
+        )
+        assert empty.schema["tokens"] == "List(Null)"
+        for strategy in STRATEGIES:
+            pack = forebay.Pack(4, strategy=strategy)
+            with pytest.raises(InvalidRequest, match="makes no packs: all rows are empty"):
+                list(empty.loader(pack=pack, batch_size=1, uneven="pad"))
+            both = forebay.mix([empty, some])
+            (batch,) = both.loader(pack=pack, batch_size=2, uneven="pad")
+            assert batch["tokens"].dtype == np.int64
+            assert sorted(batch["tokens"][batch["mask"]].tolist()) == [2, 3, 1 << 40]
+        with pytest.raises(InvalidRequest, match="tokens are missing"):
+            list(missing.loader(pack=forebay.Pack(4), batch_size=1))
+    finally:
+        node.stop()
+
+
 def test_collate_and_jax(ds):
     def shape(batch):
         return batch["tokens"].shape, batch["lengths"].sum()
