@@ -67,14 +67,37 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
 }
 
 /// The common field of both: of the same name, nullable if either is, with the first one's
-/// metadata.
+/// metadata. What that calls the type (JSON, a tensor of some shape) stays only if both are called
+/// so, or the other one has nothing but nulls.
 pub fn common_field(a: &Field, b: &Field) -> Option<Field> {
     if a.name() != b.name() {
         return None;
     }
     let ty = common_type(a.data_type(), b.data_type())?;
     let nullable = a.is_nullable() || b.is_nullable();
-    Some(a.clone().with_data_type(ty).with_nullable(nullable))
+    let mut both = a.clone().with_data_type(ty).with_nullable(nullable);
+    for key in [EXTENSION_NAME, EXTENSION_METADATA] {
+        let said = match (a.data_type(), b.data_type()) {
+            (Null, _) => b.metadata().get(key),
+            (_, Null) => a.metadata().get(key),
+            _ if extension(a) == extension(b) => a.metadata().get(key),
+            _ => None,
+        };
+        match said.cloned() {
+            Some(said) => both.metadata_mut().insert(key, said),
+            None => both.metadata_mut().remove(key),
+        };
+    }
+    Some(both)
+}
+
+/// What a field's metadata call its type, and what more they say of it.
+fn extension(field: &Field) -> (Option<&String>, &str) {
+    let more = field.metadata().get(EXTENSION_METADATA);
+    (
+        field.metadata().get(EXTENSION_NAME),
+        more.map_or("", String::as_str),
+    )
 }
 
 /// Items of lists may be called `item`, `element` or otherwise: the name means nothing.
@@ -695,6 +718,7 @@ impl<'a> TypeText<'a> {
 
 /// Marks text as the JSON of a value: Arrow's canonical extension type.
 const EXTENSION_NAME: &str = "ARROW:extension:name";
+const EXTENSION_METADATA: &str = "ARROW:extension:metadata";
 const EXTENSION_JSON: &str = "arrow.json";
 
 /// A field whose values are the JSON of the file's values.
@@ -770,6 +794,43 @@ mod tests {
         }
         let missing: ArrayRef = Arc::new(arrow_array::NullArray::new(1000));
         assert!(cast(&missing, &of(100_000_000)).is_err());
+    }
+
+    #[test]
+    fn what_one_file_calls_its_values_is_not_said_of_those_of_another() {
+        let lists = || named_field("x", "fixed_size_list<item: float>[6]").unwrap();
+        let tensor = |shape: &str| {
+            let mut field = lists();
+            let of = field.metadata_mut();
+            of.insert("unit", "m");
+            of.insert(EXTENSION_NAME, "arrow.fixed_shape_tensor");
+            of.insert(EXTENSION_METADATA, shape);
+            field
+        };
+        let name = |field: &Field| field.metadata().get(EXTENSION_NAME).cloned();
+        let (wide, tall) = (tensor("{\"shape\":[2,3]}"), tensor("{\"shape\":[3,2]}"));
+        assert_eq!(common_field(&wide, &wide).as_ref(), Some(&wide));
+        for other in [&tall, &lists()] {
+            for (a, b) in [(&wide, other), (other, &wide)] {
+                let both = common_field(a, b).unwrap();
+                assert_eq!(both.data_type(), lists().data_type());
+                assert_eq!(extension(&both), (None, ""));
+                assert_eq!(both.metadata().get("unit"), a.metadata().get("unit"));
+            }
+        }
+        // Within lists too.
+        let list = |item: Field| Field::new("x", List(Arc::new(item)), true);
+        let json = || json_field(Field::new("item", Utf8, true));
+        let text = || Field::new("item", Utf8, true);
+        let both = common_field(&list(json()), &list(text()));
+        assert_eq!(both, Some(list(text())));
+        let both = common_field(&list(json()), &list(json().with_data_type(LargeUtf8)));
+        assert_eq!(both, Some(list(json().with_data_type(LargeUtf8))));
+        // Nulls are called nothing.
+        let nothing = Field::new("item", Null, true);
+        for (a, b) in [(&nothing, &json()), (&json(), &nothing)] {
+            assert_eq!(name(&common_field(a, b).unwrap()), name(&json()));
+        }
     }
 
     #[test]
