@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -177,13 +178,23 @@ def columns_of(datasets: Sequence[Dataset[Any]]) -> list[str] | None:
     return [name for name, *_ in wanted]
 
 
+#: What texts of types tell of what is within values, and what need not be the same in a stream:
+#: whether it may be missing, what lists call their items, and what writers noted.
+_WITHIN = re.compile(r"\bnon-null |, field: '[^']*'|, metadata: \{[^{}]*\}")
+
+
 def _read_of(dataset: Dataset[Any]) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """The columns that are read: their names at the node and here, their types there, and what they
-    are cast to here.
+    """The columns that are read: their names at the node and here, their types there, as far as the
+    node compares them, and what they are cast to here.
     """
     names, types = dataset.columns, dataset._types_at_node()
     casts = dataset.dressing.casts
     return [
-        (at_node, here, types[at_node], tuple(str(to) for name, to in casts if name == at_node))
+        (
+            at_node,
+            here,
+            _WITHIN.sub("", types[at_node]),
+            tuple(str(to) for name, to in casts if name == at_node),
+        )
         for at_node, here in zip(dataset._at_node(names) or [], names, strict=True)
     ]

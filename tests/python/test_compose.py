@@ -1015,6 +1015,42 @@ def test_streams_take_columns_that_differ_in_what_may_be_missing(tmp_path):
         node.stop()
 
 
+def test_streams_take_columns_that_differ_in_what_may_be_missing_within_values(tmp_path):
+    import pyarrow.parquet as pq
+    from servers import Node
+
+    def plain(row):
+        return {name: value.tolist() if name == "list" else value for name, value in row.items()}
+
+    (tmp_path / "several").mkdir()
+    for at, (name, item) in enumerate({"some": "item", "all": "element"}.items()):
+        nullable = name == "some"
+        number = pa.field("n", pa.int64(), nullable)
+        fields = [
+            pa.field("list", pa.list_(number.with_name(item))),
+            pa.field("of", pa.struct([number])),
+        ]
+        numbers = [None if nullable and n == 3 else 10 * at + n for n in range(10)]
+        rows = {"list": [[n, n] for n in numbers], "of": [{"n": n} for n in numbers]}
+        path = tmp_path / "several" / f"{name}.parquet"
+        pq.write_table(pa.table(rows, schema=pa.schema(fields)), path)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'several'}"])
+    try:
+        parts = [forebay.open(f"several/{name}.parquet", url=node.url) for name in ("some", "all")]
+        assert parts[0].schema != parts[1].schema
+        for both in (forebay.mix(parts), forebay.mix(parts[::-1])):
+            for size in (1, 4):
+                options = {"batch_size": size, "shuffle": "full"}
+                pulled, pushed = (
+                    [plain(row) for batch in both.loader(**options, stream=stream) for row in batch]
+                    for stream in (False, True)
+                )
+                assert pulled == pushed and len(pulled) == 20
+                assert {"list": [None, None], "of": {"n": None}} in pushed
+    finally:
+        node.stop()
+
+
 def test_a_failure_names_the_file_and_the_row(ds):
     def fails(row):
         raise ValueError("never")

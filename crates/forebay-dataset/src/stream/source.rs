@@ -4,9 +4,9 @@ use crate::{
     Dataset, Format, Moment, RowBatch, Rows, Shares, Views, blocking::blocking, follow::Following,
 };
 use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::{Field, FieldRef, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use forebay_core::{Error, Result};
-use forebay_format::tabular::Projection;
+use forebay_format::tabular::{Projection, cast};
 use forebay_plan::RowRef;
 use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream};
 use std::{borrow::Cow, sync::Arc};
@@ -69,8 +69,8 @@ pub(super) struct DatasetSource {
     following: Option<Following>,
     views: Views,
     columns: Projection,
-    /// The columns of all rows, if the datasets' differ in whether values may be missing, or in
-    /// what else they say.
+    /// The columns of all rows, if the datasets' differ in whether values, or what is within them,
+    /// may be missing, or in what else they say.
     common: Option<SchemaRef>,
     /// Whether consecutive rows of the order come from few blocks: true for all orders except the
     /// row-wise one.
@@ -150,10 +150,14 @@ impl DatasetSource {
             self.rows.read(dataset, rows, &self.columns).await
         }?;
         if let Some(schema) = &self.common {
-            let options = RecordBatchOptions::new().with_row_count(Some(read.batch.num_rows()));
-            let columns = read.batch.columns().to_vec();
-            read.batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options)
-                .map_err(|e| Error::internal("rows are not of their columns").caused_by(e))?;
+            let (schema, batch) = (schema.clone(), read.batch);
+            let is_as_stored = |(a, b): (&FieldRef, &FieldRef)| a.data_type() == b.data_type();
+            let mut both = batch.schema_ref().fields().iter().zip(schema.fields());
+            read.batch = match both.all(is_as_stored) {
+                true => with_fields(batch, schema)?,
+                // Offsets are copied.
+                false => blocking(move || with_fields(batch, schema)).await??,
+            };
         }
         Ok(read)
     }
@@ -219,14 +223,52 @@ fn common_field(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
     if a == b {
         return Some(a.clone());
     }
-    if a.name() != b.name() || a.data_type() != b.data_type() || extension(a) != extension(b) {
+    if a.name() != b.name() || extension(a) != extension(b) {
         return None;
     }
+    let ty = common_type(a.data_type(), b.data_type())?;
     let mut said = a.metadata().clone();
     said.retain(|key, value| b.metadata().get(key) == Some(value));
     let nullable = a.is_nullable() || b.is_nullable();
-    let field = a.as_ref().clone().with_nullable(nullable);
+    let field = a
+        .as_ref()
+        .clone()
+        .with_data_type(ty)
+        .with_nullable(nullable);
     Some(Arc::new(field.with_metadata(said)))
+}
+
+/// The same for what is within values, which are stored alike.
+fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
+    use DataType::*;
+    Some(match (a, b) {
+        _ if a == b => a.clone(),
+        (List(a), List(b)) => List(common_item(a, b)?),
+        (LargeList(a), LargeList(b)) => LargeList(common_item(a, b)?),
+        (FixedSizeList(a, n), FixedSizeList(b, m)) if n == m => {
+            FixedSizeList(common_item(a, b)?, *n)
+        }
+        (Struct(a), Struct(b)) => Struct(common_fields(a, b)?.into()),
+        (Map(a, sorted), Map(b, other)) if sorted == other => Map(common_field(a, b)?, *sorted),
+        _ => return None,
+    })
+}
+
+/// What items of lists are called means nothing.
+fn common_item(a: &FieldRef, b: &FieldRef) -> Option<FieldRef> {
+    common_field(a, &Arc::new(b.as_ref().clone().with_name(a.name())))
+}
+
+/// The same rows, with columns that [`common_fields`] made of theirs.
+fn with_fields(batch: RecordBatch, schema: SchemaRef) -> Result<RecordBatch> {
+    let wrong = || Error::internal("rows are not of their columns");
+    let columns = batch.columns().iter().zip(schema.fields());
+    let columns = columns.map(|(column, field)| {
+        cast(column, field.data_type()).map_err(|misfit| wrong().context(misfit.why))
+    });
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    RecordBatch::try_new_with_options(schema, columns, &options).map_err(|e| wrong().caused_by(e))
 }
 
 /// What Arrow calls a type that is said in a field's metadata.
@@ -293,5 +335,54 @@ impl Source for DatasetSource {
             blocks: stats.blocks_decoded + stats.blocks_read_in_part,
             rows: stats.rows,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{Array, ArrayRef, Int64Array, ListArray, StructArray, cast::AsArray};
+    use arrow_buffer::OffsetBuffer;
+    use arrow_schema::Fields;
+
+    /// A list of numbers, and a struct of one.
+    fn rows(numbers: [i64; 3], item: &str, nullable: bool) -> RecordBatch {
+        let numbers: ArrayRef = Arc::new(Int64Array::from(numbers.to_vec()));
+        let number = |name: &str| Arc::new(Field::new(name, DataType::Int64, nullable));
+        let offsets = OffsetBuffer::from_lengths([2, 0, 1]);
+        let list = ListArray::new(number(item), offsets, numbers.clone(), None);
+        let fields = Fields::from(vec![number("n")]);
+        let of = StructArray::new(fields, vec![numbers], None);
+        let columns: [(&str, ArrayRef); 2] = [("list", Arc::new(list)), ("of", Arc::new(of))];
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    #[test]
+    fn what_is_within_values_may_be_missing_if_it_may_be_in_one_dataset() {
+        let (some, all) = (
+            rows([1, 2, 3], "item", true),
+            rows([4, 5, 6], "element", false),
+        );
+        let fields = |batch: &RecordBatch| batch.schema().fields().clone();
+        for (a, b) in [(&some, &all), (&all, &some)] {
+            let both = common_fields(&fields(a), &fields(b)).unwrap();
+            let schema = Arc::new(Schema::new(both));
+            for batch in [&some, &all] {
+                let made = with_fields(batch.clone(), schema.clone()).unwrap();
+                assert_eq!(made.schema(), schema);
+                let (list, of) = (made.column(0).as_list::<i32>(), made.column(1).as_struct());
+                assert!(matches!(list.data_type(), DataType::List(item) if item.is_nullable()));
+                assert!(of.fields()[0].is_nullable());
+                assert_eq!(list.values(), batch.column(0).as_list::<i32>().values());
+                assert_eq!(of.column(0), batch.column(1).as_struct().column(0));
+                assert_eq!(list.value_length(1), 0);
+            }
+        }
+        let other = Arc::new(Field::new(
+            "list",
+            DataType::new_list(DataType::Int32, true),
+            false,
+        ));
+        assert_eq!(common_fields(&fields(&some)[..1], &[other]), None);
     }
 }
