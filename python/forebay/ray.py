@@ -263,7 +263,9 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
     What an attempt of a task left that Ray repeated is removed before the manifest is written; a
     write that fails removes what it wrote, also of tasks that end after it. All rows must have the
-    same columns of the same types (JSON lines may differ): cast them before.
+    same columns of the same types (JSON lines may differ): cast them before. A column that has only
+    missing values in some blocks has the type of the others; in formats other than Parquet, where
+    these are of one task.
 
     Args:
         target, format, compression, row_group_rows, key, index, name: As for
@@ -394,11 +396,11 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         held = list(blocks)
         return _patiently(self.client, lambda: self._write(held, ctx))
 
-    def _write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
+    def _write(self, blocks: Sequence[Any], ctx: Any) -> list[dict[str, Any]]:
         batches = (
             Rows([batch], np.arange(len(batch), dtype=np.uint64))
-            for block in blocks
-            for batch in _batches(BlockAccessor.for_block(block).to_arrow())
+            for table in _tables(blocks)
+            for batch in _batches(table)
         )
         first = next(batches, None)
         if first is None:
@@ -439,6 +441,19 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             hint="cast the columns before: all rows of a write have the same ones",
         )
 
+    def _kinds_of_all(self, shards: Sequence[dict[str, Any]]) -> dict[str, str]:
+        """What the rows of all shards are. A task may have nothing but missing values of a column:
+        to who reads Parquet, that is one of the type that it has in other shards.
+        """
+        first = shards[0]["kinds"]
+        for shard in shards[1:]:
+            other = shard["kinds"]
+            if self.request.format == "parquet" and list(first) == list(other):
+                first = {n: other[n] if of == "null" else of for n, of in first.items()}
+                other = {n: first[n] if of == "null" else of for n, of in other.items()}
+            self._check_alike(first, other)
+        return dict(first)
+
     def _pieces(
         self, encoder: Encoder, batches: Iterable[Rows], shard: Shard, name: str
     ) -> Iterator[bytes]:
@@ -454,11 +469,10 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         shards.sort(key=lambda entry: entry["name"])
         if not shards:
             raise InvalidRequest("there are no rows to write")
-        for shard in shards[1:]:
-            self._check_alike(shards[0]["kinds"], shard["kinds"])
+        kinds = self._kinds_of_all(shards)
         self._claim("all shards are written", self.claim_etag)
         self._remove(keep=[entry["name"] for entry in shards])
-        ends = self._encoder(shards[0]["kinds"]).finish(shards)
+        ends = self._encoder(kinds).finish(shards)
         self.ends = [name for name, _ in ends]
         for name, data in ends:
             _patiently(self.client, partial(self.client.put, self._object(name), data))
@@ -540,6 +554,29 @@ class _Counted:
             for batch in batches:
                 self.rows += len(batch)
                 yield batch
+
+
+def _tables(blocks: Sequence[Any]) -> Iterator[Any]:
+    """Blocks as tables. A column of nothing but missing values, of which Ray knows no type, has
+    that of another block.
+    """
+    import pyarrow as pa
+
+    accessors = [BlockAccessor.for_block(block) for block in blocks]
+    known: dict[str, Any] = {}
+    for accessor in accessors if len(accessors) > 1 else ():
+        for field in accessor.to_arrow().schema:
+            if not pa.types.is_null(field.type):
+                known.setdefault(field.name, field)
+    for accessor in accessors:
+        table = accessor.to_arrow()
+        for at, field in enumerate(table.schema):
+            if pa.types.is_null(field.type) and (of := known.get(field.name)) is not None:
+                # Of some types PyArrow makes no missing values: these are refused as before.
+                with contextlib.suppress(pa.ArrowNotImplementedError):
+                    values = pa.nulls(len(table), of.type)
+                    table = table.set_column(at, of.with_nullable(True), values)
+        yield table
 
 
 def _batches(table: Any) -> Iterator[Any]:

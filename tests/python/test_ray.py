@@ -343,6 +343,43 @@ def test_a_task_that_ends_after_its_write_was_given_up_leaves_nothing(node):
     assert len(forebay.open(other.written.source, client=client)) == 1
 
 
+def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
+    client = forebay.Client(node.url)
+    said = pa.field("said", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("l", pa.list_(pa.int32())), said])
+    values = {"id": [0, 1], "n": [1, 2], "l": [[3], []], "said": ["{}", "1"]}
+    some = pa.table(values, schema)
+    none = pa.table({"id": [2]} | {name: pa.nulls(1) for name in schema.names[1:]})
+    rows = [*some.to_pylist(), *none.to_pylist()]
+
+    def stored(schema):
+        return [getattr(kind, "storage_type", kind) for kind in schema.types]
+
+    for format in ("parquet", "tar", "tfrecord"):
+        columns = schema.names if format == "parquet" else ["id", "n"]
+        one, other = some.select(columns), none.select(columns)
+        for at, tables in enumerate(([one, other], [other, one], [other.to_pandas(), one])):
+            sink = begun(client, f"nothing-{format}-{at}", format)
+            complete(sink, task(sink, 0, *tables))
+            again = forebay.open(sink.written.source, client=client)
+            assert len(again) == 3
+            if format == "parquet":
+                found = again.take(range(3)).arrow()
+                assert stored(found.schema) == schema.types
+                assert found.to_pylist() == (rows if at == 0 else [rows[2], *rows[:2]])
+    for at, tables in enumerate(([some, none], [none, some], [none, none, some])):
+        sink = begun(client, f"nothing-tasks-{at}")
+        complete(sink, *(task(sink, number, table) for number, table in enumerate(tables)))
+        again = forebay.open(sink.written.source, client=client)
+        assert stored(again.take(range(len(again))).arrow().schema) == schema.types
+        assert sorted(row["n"] or 0 for row in again) == [0] * (len(tables) - 1) + [1, 2]
+    # What differs besides is refused as ever.
+    sink = begun(client, "nothing-others")
+    parts = [task(sink, 0, numbers(None)), task(sink, 1, numbers(1)), task(sink, 2, numbers(1.5))]
+    with pytest.raises(forebay.InvalidRequest, match="'n' is int64 in some and float64"):
+        complete(sink, *parts)
+
+
 def test_rows_of_other_types_are_refused_by_column(node):
     client = forebay.Client(node.url)
     whole, broken = numbers(1, 2), numbers(1.5)
