@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from typing import Any, ClassVar, NoReturn
 
 from .errors import InvalidRequest
@@ -517,9 +517,42 @@ def _against(kind: Any, how: str, value: Any) -> tuple[str, Any] | bool:
         return how, pa.scalar(near)
     if pa.types.is_timestamp(kind) and isinstance(value, datetime):
         return how, pa.scalar(value, pa.timestamp("us", kind.tz))
-    if pa.types.is_decimal(kind) and isinstance(value, int) and not isinstance(value, bool):
-        return how, Decimal(value)
+    if pa.types.is_decimal(kind) and isinstance(value, (int, Decimal)):
+        return _against_decimals(kind, how, Decimal(value))
     return how, value
+
+
+def _against_decimals(kind: Any, how: str, value: Decimal) -> tuple[str, Any] | bool:
+    """The same for a column of decimals. Next to others, PyArrow takes only a value with which both
+    have no more digits than its widest type.
+    """
+    import pyarrow as pa
+
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise ValueError(f"{value} is no decimal number")
+    number = int("".join(map(str, digits))) * (-1 if sign else 1)
+    # How many of its digits are before the last one of the column, that one included.
+    length = len(str(abs(number)))
+    before = length + exponent + kind.scale
+    if not number:
+        units = 0
+    elif before > kind.precision:
+        units = 10**kind.precision * (-1 if sign else 1)
+    elif exponent + kind.scale >= 0:
+        units = number * 10 ** (exponent + kind.scale)
+    else:
+        # Of a value that is far less than one unit, only the sign counts.
+        units, rest = divmod(number, 10 ** min(-exponent - kind.scale, length + 1))
+        if rest:
+            if how in ("==", "!="):
+                return how == "!="
+            how = "<=" if how in ("<", "<=") else ">"
+    limit = 10**kind.precision - 1
+    if not -limit <= units <= limit:
+        return how == "!=" or (how != "==" and (how in ("<", "<=")) == (units > limit))
+    with localcontext(Context(prec=DECIMAL_DIGITS_MAX)):
+        return how, pa.scalar(Decimal(units).scaleb(-kind.scale), kind)
 
 
 def _members(kind: Any, values: Sequence[Any]) -> Any:

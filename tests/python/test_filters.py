@@ -5,6 +5,7 @@ those who may read them.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import random
 import signal
@@ -384,6 +385,44 @@ def test_ends_of_statistics_are_rounded_as_values_are(tmp_path, kind):
                 assert [row["x"] for row in here] == expected, where
     finally:
         node.stop()
+
+
+def test_decimals_compare_with_values_that_have_more_digits_than_their_type(site):
+    rng = random.Random(SEED)
+    sizes = [(pa.decimal32, 9), (pa.decimal64, 18), (pa.decimal128, 38), (pa.decimal256, 76)]
+    compared = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le}
+    compared |= {">": operator.gt, ">=": operator.ge}
+    for _ in range(max(20, int(500 * CASES))):
+        of, most = rng.choice(sizes)
+        precision = rng.randrange(1, most + 1)
+        scale = rng.choice([0, precision, rng.randrange(precision + 1)])
+        last = 10**precision - 1
+        units = [rng.choice([0, 1, -1, last, -last, rng.randrange(-last, last + 1)]) for _ in "1234"]
+        # Not by arithmetic, which rounds.
+        values = [Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)) for n in units]
+        digits = tuple(rng.randrange(10) for _ in range(rng.randrange(1, 30)))
+        value = rng.choice(
+            [
+                *values,
+                Decimal((rng.randrange(2), digits, rng.randrange(-40, 40))),
+                Decimal(rng.choice(["1E+30", "-1E+300", "1E-300", "-1E-11", "0E+50", "-0.0"])),
+                Decimal(rng.choice(["9" * 60, "1E+999999", "-1E-999999", "0.005"])),
+                rng.randrange(-(10**18), 10**18),
+            ]
+        )
+        batch = pa.record_batch({"x": pa.array([*values, None], of(precision, scale))})
+        for how, is_so in compared.items():
+            where = is_so(col("x"), value)
+            expected = [is_so(x, value) for x in values] + [None]
+            assert where._evaluate(batch).to_pylist() == expected, (batch.schema, where)
+    # And at the node.
+    ds = forebay.open("bk/types/0.parquet", url=site.url)
+    there = [row["row"] for row in ds if row["long"] is not None]
+    for value in (Decimal("1E+33"), Decimal("1E+300")):
+        assert rows_of(ds.filter(col("long") < value), "row") == there
+        assert rows_of(ds.filter(~(col("long") != value)), "row") == []
+    above = [row["row"] for row in ds if row["long"] is not None and row["long"] > 0]
+    assert rows_of(ds.filter(col("long") >= Decimal("1E-30")), "row") == above
 
 
 def test_times_that_a_filter_would_round_are_refused():
