@@ -389,3 +389,17 @@ def test_an_answer_of_another_server_is_told_as_one(answer, shown, monkeypatch):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_memory_that_was_written_can_be_resized_at_once():
+    size, writes = 256 << 10, 100
+    with ScriptedNode() as node:
+        upload = forebay.Client(node.url)._upload("PUT", "/v1/objects/bucket/new", size * writes)
+        node.script.append(lambda http, body: reply(http, 200, b"taken"))
+        for i in range(writes):
+            data = bytearray([i]) * size
+            assert upload.write(data) == size
+            # Python refuses this while anything has a view of it.
+            data.clear()
+        assert bytes(upload.finish()) == b"taken"
+    assert node.requests[-1][2] == b"".join(bytes([i]) * size for i in range(writes))

@@ -50,16 +50,9 @@ pub fn call(
 struct Held {
     at: usize,
     len: usize,
-    gone: Option<oneshot::Sender<()>>,
     _view: PyBuffer<u8>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(gone) = self.gone.take() {
-            let _ = gone.send(());
-        }
-    }
+    /// Dropped after the view: whoever waits for that may resize the memory.
+    _gone: oneshot::Sender<()>,
 }
 
 /// A part of it.
@@ -178,8 +171,8 @@ impl Upload {
             let held = Arc::new(Held {
                 at: view.buf_ptr() as usize,
                 len,
-                gone: Some(gone),
                 _view: view,
+                _gone: gone,
             });
             process::wait(py, async {
                 flush(&mut open).await?;
@@ -195,6 +188,7 @@ impl Upload {
                     }
                 }
                 drop(held);
+                // It ends when the other end is dropped.
                 let _ = (&mut all_gone).await;
                 Ok(())
             })?;
