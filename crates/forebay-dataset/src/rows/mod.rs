@@ -584,7 +584,6 @@ fn joined<T>(result: Result<T, tokio::task::JoinError>) -> Result<T> {
     result.map_err(|e| Error::internal("a thread that reads rows failed").caused_by(e))
 }
 
-/// Whether a schema has this column, for formats whose columns are made here.
 /// What rows of whole objects take: their bytes, keys and labels, as far as they are wanted. A row
 /// may be asked for many times.
 fn object_bytes(dataset: &Dataset, rows: &[u64], schema: &SchemaRef) -> u64 {
@@ -606,6 +605,7 @@ fn object_bytes(dataset: &Dataset, rows: &[u64], schema: &SchemaRef) -> u64 {
     rows.iter().map(of_row).fold(0, u64::saturating_add)
 }
 
+/// Whether a schema has this column, for formats whose columns are made here.
 fn wants(schema: &SchemaRef, column: &str) -> bool {
     schema.column_with_name(column).is_some()
 }
