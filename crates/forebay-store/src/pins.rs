@@ -255,8 +255,8 @@ impl Store {
             .add(name, copies, own, None)
             .map_err(|total| self.pins_full(name, total))?;
         let held = self.hold_cached(name);
-        let has = |key| inner.index.peek(key).is_some();
-        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, has, true)) {
+        // Anew, even if there is a record: that may be one that could not be synced.
+        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, |_| false, true)) {
             self.release(name);
             return Err(e);
         }
