@@ -22,6 +22,26 @@ use std::{
     time::Instant,
 };
 
+/// The parameters of requests that list what is in a bucket. Others ask for a setting of it.
+const LISTINGS: &[&str] = &[
+    "continuation-token",
+    "delimiter",
+    "encoding-type",
+    "fetch-owner",
+    "key-marker",
+    "list-type",
+    "marker",
+    "max-keys",
+    "max-uploads",
+    "prefix",
+    "start-after",
+    "upload-id-marker",
+    "uploads",
+    "version-id-marker",
+    "versions",
+    "x-id",
+];
+
 /// The kinds of requests to an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
@@ -47,7 +67,7 @@ pub enum Operation {
     AbortUpload,
     /// [`Origin::forward`], including the body of its answer, of what writes or lists.
     Forward,
-    /// The same of what reads an object, its tags or other settings.
+    /// The same of what reads an object, its tags or other settings, or settings of a bucket.
     ForwardRead,
     /// The same of what removes something.
     ForwardDelete,
@@ -73,12 +93,18 @@ impl Operation {
     /// How a request that is passed on counts: as what services charge for it.
     fn of_forwarded(request: &ForwardRequest) -> Self {
         let asks = |name: &str| request.query.iter().any(|(n, _)| n == name);
+        let lists = || {
+            let mut names = request.query.iter().map(|(n, _)| n.as_str());
+            names.all(|name| LISTINGS.contains(&name))
+        };
         match request.method {
             Method::DELETE => Operation::ForwardDelete,
             // By `uploadId`, the parts of an upload are listed.
             Method::GET | Method::HEAD if !request.key.is_empty() && !asks("uploadId") => {
                 Operation::ForwardRead
             }
+            Method::HEAD if request.key.is_empty() => Operation::ForwardRead,
+            Method::GET if request.key.is_empty() && !lists() => Operation::ForwardRead,
             Method::POST if asks("select") => Operation::ForwardRead,
             _ => Operation::Forward,
         }

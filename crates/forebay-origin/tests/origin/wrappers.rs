@@ -763,6 +763,9 @@ async fn what_is_passed_on_is_counted_by_what_it_costs() {
         (Method::PUT, "a", "tagging"),
         (Method::GET, "a", "uploadId"),
         (Method::GET, "", "versions"),
+        (Method::GET, "", "prefix"),
+        (Method::GET, "", "acl"),
+        (Method::HEAD, "", "x-id"),
     ] {
         let request = ForwardRequest {
             method,
@@ -776,7 +779,7 @@ async fn what_is_passed_on_is_counted_by_what_it_costs() {
     }
     let stats = b.counters.stats();
     let counted = [ForwardRead, ForwardDelete, Forward].map(|o| stats.requests(o));
-    assert_eq!(counted, [3, 2, 3]);
+    assert_eq!(counted, [5, 2, 4]);
 }
 
 #[tokio::test]
