@@ -302,7 +302,8 @@ impl Ops {
             .range(after.saturating_add(1)..)
             .map(|(_, p)| p);
         let page: Vec<&StoredPart> = rest.by_ref().take(max).collect();
-        let truncated = rest.next().is_some();
+        // An empty page is complete, as in S3: there is nothing to go on after.
+        let truncated = max > 0 && rest.next().is_some();
         Ok(S3Response::new(ListPartsOutput {
             next_part_number_marker: page.last().map(|p| p.part.number as i32),
             parts: Some(page.into_iter().map(listed_part).collect()),
@@ -354,7 +355,7 @@ impl Ops {
             .into_iter()
             .filter(is_after);
         let page: Vec<Upload> = rest.by_ref().take(max).collect();
-        let truncated = rest.next().is_some();
+        let truncated = max > 0 && rest.next().is_some();
         let listed = |u: &Upload| MultipartUpload {
             key: Some(encoding.name(u.name.key())),
             upload_id: Some(u.id.clone()),

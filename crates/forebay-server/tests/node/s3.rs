@@ -547,6 +547,17 @@ async fn a_copy_is_of_what_is_at_the_origin_and_not_of_what_is_cached() {
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     let listed = c.get(&format!("/data/up?uploadId={id}")).await.text();
     assert!(listed.contains("<Size>15</Size>"), "{listed}");
+    // Whoever goes on from a page without an entry never ends.
+    for of_none in [
+        format!("/data/up?uploadId={id}&max-parts=0"),
+        "/data?uploads&max-uploads=0".to_owned(),
+    ] {
+        let listed = c.get(&of_none).await.text();
+        assert!(
+            listed.contains("<IsTruncated>false</IsTruncated>"),
+            "{listed}"
+        );
+    }
 }
 
 fn upload_id(begun: &str) -> &str {
