@@ -392,7 +392,11 @@ impl Root {
                 if e.kind() == io::ErrorKind::AlreadyExists
                     && request.condition == PutCondition::IfAbsent =>
             {
-                return Err(unmet());
+                // There is no object of a folder's name, and there can be none.
+                return Err(match path.is_dir() {
+                    true => io(io::ErrorKind::IsADirectory.into()),
+                    false => unmet(),
+                });
             }
             Err(e) => return Err(io(e)),
         }
@@ -869,6 +873,22 @@ mod tests {
             assert_eq!(put.await.is_ok(), is_taken);
         }
         assert!(!dir.path().join("a").exists());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_a_folder_has_is_a_conflict_under_any_condition() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        put(&origin, "a/b").await.unwrap().unwrap();
+        for condition in [PutCondition::Always, PutCondition::IfAbsent] {
+            let request = PutRequest {
+                condition,
+                ..PutRequest::default()
+            };
+            let body = crate::body::from_bytes("x".into());
+            let refused = origin.put("a", request, Some(1), body).await.err();
+            assert_eq!(refused.map(|e| e.kind()), Some(ErrorKind::Conflict));
+        }
     }
 
     // The lock is what is tested, and nothing else runs on this thread.
