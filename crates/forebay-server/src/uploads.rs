@@ -80,8 +80,17 @@ struct Inner {
 /// A completion that succeeded.
 struct Completed {
     key: (ObjectName, String),
-    parts: u128,
+    parts: Sums,
     done: PutResponse,
+}
+
+/// What tells one list of parts from another.
+#[derive(Clone, Copy)]
+struct Sums {
+    /// By numbers and ETags.
+    whole: u128,
+    /// By numbers alone: some clients name no ETags.
+    numbers: u128,
 }
 
 /// The only completion of an upload that is under way here.
@@ -97,11 +106,20 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What tells one list of parts from another.
-fn sum_of(parts: &[UploadedPart]) -> u128 {
-    let lines = parts.iter();
-    let lines = lines.map(|p| format!("{} {}\n", p.number, p.etag.trim_matches('"')));
-    xxh3_128(lines.collect::<String>().as_bytes())
+impl Sums {
+    fn of(parts: &[UploadedPart]) -> Self {
+        let lines = parts.iter();
+        let lines = lines.map(|p| format!("{} {}\n", p.number, p.etag.trim_matches('"')));
+        Sums {
+            whole: xxh3_128(lines.collect::<String>().as_bytes()),
+            numbers: sum_of(parts.iter().map(|p| p.number)),
+        }
+    }
+}
+
+fn sum_of(numbers: impl Iterator<Item = u32>) -> u128 {
+    let lines: String = numbers.map(|number| format!("{number}\n")).collect();
+    xxh3_128(lines.as_bytes())
 }
 
 impl Uploads {
@@ -150,7 +168,7 @@ impl Uploads {
         condition: PutCondition,
     ) -> Result<PutResponse> {
         let (uploads, engine) = (self.clone(), engine.clone());
-        let (key, sum) = ((name.clone(), id.to_owned()), sum_of(&parts));
+        let (key, sums) = ((name.clone(), id.to_owned()), Sums::of(&parts));
         Self::to_its_end(&self.endings, async move {
             let _turn = uploads.turn(&key).await;
             let (name, id) = &key;
@@ -162,14 +180,16 @@ impl Uploads {
                         ErrorKind::NotFound | ErrorKind::PreconditionFailed
                     ) =>
                 {
-                    uploads.completed(&key, sum).ok_or(e)
+                    let is_same = |c: &Completed| c.parts.whole == sums.whole;
+                    uploads.completed(&key, is_same).ok_or(e)
                 }
                 done => done,
             };
-            uploads.ended(name, id, &done);
+            // Before it is forgotten: whoever asks again finds one or the other.
             if let Ok(put) = &done {
-                uploads.remember(&key, sum, put);
+                uploads.remember(&key, sums, put);
             }
+            uploads.ended(name, id, &done);
             done
         })
         .await
@@ -198,15 +218,30 @@ impl Uploads {
         }
     }
 
-    /// The answer to the completion of these parts, if it succeeded here.
-    fn completed(&self, key: &(ObjectName, String), parts: u128) -> Option<PutResponse> {
+    /// The answer to the completion of an upload with these parts, if it succeeded here.
+    fn completed(
+        &self,
+        key: &(ObjectName, String),
+        is_same: impl Fn(&Completed) -> bool,
+    ) -> Option<PutResponse> {
         let inner = self.inner.lock();
         let mut completed = inner.completed.iter();
-        let found = completed.find(|c| c.parts == parts && c.key == *key);
+        let found = completed.find(|c| c.key == *key && is_same(c));
         found.map(|c| c.done.clone())
     }
 
-    fn remember(&self, key: &(ObjectName, String), parts: u128, done: &PutResponse) {
+    /// The same for a client that names the parts by their numbers, in ascending order.
+    pub fn completed_before(
+        &self,
+        name: &ObjectName,
+        id: &str,
+        numbers: &[u32],
+    ) -> Option<PutResponse> {
+        let sum = sum_of(numbers.iter().copied());
+        self.completed(&(name.clone(), id.to_owned()), |c| c.parts.numbers == sum)
+    }
+
+    fn remember(&self, key: &(ObjectName, String), parts: Sums, done: &PutResponse) {
         let mut inner = self.inner.lock();
         inner.completed.retain(|c| c.key != *key);
         if inner.completed.len() >= COMPLETED_MAX {

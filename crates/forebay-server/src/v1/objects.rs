@@ -1,8 +1,13 @@
 //! `/v1/objects/BUCKET/NAME`: objects and archive members.
 
 use super::{Call, action_not_offered, append, done, members, not_offered, properties, refuse};
-use crate::{body::AnswerBody, config::Action, object, uploads::NewPart};
-use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits};
+use crate::{
+    body::AnswerBody,
+    config::Action,
+    object,
+    uploads::{NewPart, Upload},
+};
+use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{
     ByteStream, Conditions, PutCondition, PutRequest, PutResponse, ReadOptions, UploadedPart,
 };
@@ -441,9 +446,20 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
             Ok(Response::new(AnswerBody::full(id)))
         }
         "mpt-complete" => {
-            let id = id()?;
-            let parts = completed(call, name, id, &message["value"])?;
-            let app = &call.app;
+            let (id, app) = (id()?, &call.app);
+            let Some(upload) = app.uploads.get(name, id) else {
+                // Who missed the answer asks again.
+                let numbers = part_numbers(&message["value"]).unwrap_or_default();
+                let before = app.uploads.completed_before(name, id, &numbers);
+                return before.map(|put| written(&put)).ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::NotFound,
+                        format!("the upload {:?} is not known here", shorten(id)),
+                    )
+                    .hint("it has ended, or was started before the node was: start again")
+                });
+            };
+            let parts = completed(&upload, &part_numbers(&message["value"])?)?;
             let always = PutCondition::Always;
             let put = app
                 .uploads
@@ -460,15 +476,8 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
     }
 }
 
-/// Clients name parts by number alone, so this node must remember the parts.
-fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<Vec<UploadedPart>> {
-    let upload = call.app.uploads.get(name, id).ok_or_else(|| {
-        Error::new(
-            ErrorKind::NotFound,
-            format!("the upload {id:?} is not known here"),
-        )
-        .hint("it has ended, or was started before the node was: start again")
-    })?;
+/// The numbers of the parts of which an object is to be made, in ascending order.
+fn part_numbers(value: &Value) -> Result<Vec<u32>> {
     let listed = value
         .as_array()
         .ok_or_else(|| Error::invalid("value is not a list of parts"))?;
@@ -492,12 +501,17 @@ fn completed(call: &Call, name: &ObjectName, id: &str, value: &Value) -> Result<
     if let Some(twice) = numbers.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(Error::invalid(format!("part {} is listed twice", twice[0])));
     }
-    let part = |n: u32| {
+    Ok(numbers)
+}
+
+/// Clients name parts by number alone, so this node must remember the parts.
+fn completed(upload: &Upload, numbers: &[u32]) -> Result<Vec<UploadedPart>> {
+    let part = |n: &u32| {
         upload
             .parts
-            .get(&n)
+            .get(n)
             .map(|p| p.part.clone())
             .ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")))
     };
-    numbers.into_iter().map(part).collect()
+    numbers.iter().map(part).collect()
 }

@@ -407,4 +407,11 @@ async fn the_number_of_a_part_is_taken_as_it_is() {
         assert_eq!(a.status.as_u16(), status, "{number}: {}", a.text());
         assert_eq!(n.file("up").exists(), status == 200);
     }
+    // Who missed the answer asks again, and is answered as before; not about other parts.
+    for (number, status) in [(1, 200), (2, 404)] {
+        let value = json!([{"part-number": number, "etag": ""}]);
+        let body = json!({"action": "mpt-complete", "value": value}).to_string();
+        let a = c.send(Method::POST, &end, &[], body).await;
+        assert_eq!(a.status.as_u16(), status, "{number}: {}", a.text());
+    }
 }
