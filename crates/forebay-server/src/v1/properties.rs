@@ -9,8 +9,8 @@
 
 use super::{Call, done};
 use crate::{body::AnswerBody, config::Action, s3::check_attributes};
-use forebay_core::{Attributes, Error, ErrorKind, ObjectName, Result, name::shorten};
-use forebay_engine::{PutCondition, PutRequest, ReadOptions};
+use forebay_core::{Attributes, Error, ErrorKind, ObjectName, Result, name::shorten, request};
+use forebay_engine::{Engine, PutCondition, PutRequest, ReadOptions};
 use http::{HeaderName, Response, StatusCode};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -32,11 +32,37 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
     }
     let given = properties(&message["value"])?;
     let replaces = call.query("set-new-custom") == Some("true");
-    let engine = &call.app.engine;
+    change(&call.app.engine, name, given, replaces).await?;
+    Ok(done(StatusCode::OK))
+}
+
+/// Makes a change in its turn, which it keeps to its end: the origin may make it although its client
+/// has left.
+async fn change(
+    engine: &Engine,
+    name: &ObjectName,
+    given: BTreeMap<String, String>,
+    replaces: bool,
+) -> Result<()> {
     // An ETag that is a hash of the bytes stays the same when only properties change, so it cannot
     // tell two such changes apart.
     let turn = name.hash128() as usize % TURNS.len();
-    let _turn = TURNS[turn].lock().await;
+    let turn = TURNS[turn].lock().await;
+    let (engine, name) = (engine.clone(), name.clone());
+    let changing = request::spawn(async move {
+        let _turn = turn;
+        change_now(&engine, &name, &given, replaces).await
+    });
+    let broken = |e| Error::internal("a change of properties was broken off").caused_by(e);
+    changing.await.map_err(broken)?
+}
+
+async fn change_now(
+    engine: &Engine,
+    name: &ObjectName,
+    given: &BTreeMap<String, String>,
+    replaces: bool,
+) -> Result<()> {
     // Change what is there now, not what was there within the bucket's freshness.
     let now = ReadOptions {
         bypass: true,
@@ -45,11 +71,11 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
     for _ in 0..ATTEMPTS {
         let there = engine.head(name, &now).await?.meta;
         let attributes = Attributes {
-            user: changed(&there.attributes.user, &given, replaces),
+            user: changed(&there.attributes.user, given, replaces),
             ..there.attributes.clone()
         };
         if attributes == there.attributes {
-            return Ok(done(StatusCode::OK));
+            return Ok(());
         }
         check_attributes(&attributes, None)?;
         let Some(etag) = there.etag.clone() else {
@@ -63,7 +89,7 @@ pub async fn set(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>>
             condition: PutCondition::IfMatch(etag),
         };
         match engine.copy(name, Some(&there), name, request).await {
-            Ok(_) => return Ok(done(StatusCode::OK)),
+            Ok(_) => return Ok(()),
             Err(e)
                 if matches!(
                     e.kind(),
@@ -130,7 +156,26 @@ fn properties(value: &Value) -> Result<BTreeMap<String, String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_engine::Freshness;
+    use forebay_testing::engine::{Bench, name};
     use serde_json::json;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_change_whose_client_left_keeps_its_turn() {
+        let b = Bench::new(Freshness::Always);
+        b.origin.set("k", "content");
+        *b.origin.acknowledges_after.lock() = Duration::from_millis(300);
+        let name = name("k");
+        let given = properties(&json!({"a": "1"})).unwrap();
+        let changing = change(&b.engine, &name, given, false);
+        let left = timeout(Duration::from_millis(50), changing).await;
+        assert!(left.is_err());
+        let turn = &TURNS[name.hash128() as usize % TURNS.len()];
+        assert!(turn.try_lock().is_err());
+        assert!(timeout(Duration::from_secs(10), turn.lock()).await.is_ok());
+    }
 
     #[test]
     fn properties_must_fit_into_a_header() {
