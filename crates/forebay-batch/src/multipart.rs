@@ -17,6 +17,9 @@ use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::sync::Arc;
 
+/// So many entries are described on the runtime's threads; more of them on others.
+const DESCRIBED_HERE: usize = 1000;
+
 /// What is known about the entries before the first byte.
 pub(crate) struct Planned {
     pub entries: Vec<Result<EntryHeader>>,
@@ -56,7 +59,7 @@ struct EntryMetadata<'a> {
 /// # Errors
 /// Those that end the batch: without continue-on-error the first entry's, in order; past the limit
 /// of soft errors, their count.
-pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planned)> {
+pub(crate) async fn plan(work: &Arc<Work>, body: &Bytes) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();
     let mut looked_up = stream::iter(0..count)
         .map(|i| async move {
@@ -84,12 +87,21 @@ pub(crate) async fn plan(work: &Arc<Work>, body: &[u8]) -> Result<(Parts, Planne
         });
     }
     drop(looked_up);
-    let archive_bytes = exact_size(work, &entries)?;
-    let planned = Planned {
-        entries,
-        archive_bytes,
+    let (work, body) = (work.clone(), body.clone());
+    let describe = move || -> Result<(Parts, Planned)> {
+        let archive_bytes = exact_size(&work, &entries)?;
+        let planned = Planned {
+            entries,
+            archive_bytes,
+        };
+        Ok((parts(&work, &planned, &body)?, planned))
     };
-    Ok((parts(work, &planned, body)?, planned))
+    if count <= DESCRIBED_HERE {
+        return describe();
+    }
+    tokio::task::spawn_blocking(describe)
+        .await
+        .map_err(|e| Error::internal("the entries could not be described").caused_by(e))?
 }
 
 fn exact_size(work: &Work, entries: &[Result<EntryHeader>]) -> Result<Option<u64>> {

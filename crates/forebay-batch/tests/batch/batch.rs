@@ -275,6 +275,20 @@ async fn the_buffered_form_tells_of_each_entry_before_the_archive() {
     assert!(bytes == again, "the same request, the same bytes");
 }
 
+/// So many are described on a thread for slow work.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_buffered_form_tells_of_thousands_of_entries() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", "content");
+    let entries = vec![object("a"); 2500];
+    let answer = run(&batcher(&b), &entries, "").await.unwrap();
+    let announced = answer.content_length.unwrap();
+    let bytes = collect(answer.body).await.unwrap();
+    assert_eq!(bytes.len() as u64, announced);
+    let told = String::from_utf8_lossy(&bytes);
+    assert_eq!(told.matches("\"objname\":\"a\"").count(), entries.len());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_before_the_first_byte_is_an_error() {
     let b = Bench::new(MINUTE);
