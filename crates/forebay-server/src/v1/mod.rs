@@ -227,7 +227,8 @@ pub async fn call(
         Ok(response) => response,
         Err(e) => {
             let learned = note.learned().clone();
-            let range = e.kind() == ErrorKind::RangeNotSatisfiable;
+            // What a checkpoint is called is no object's name.
+            let range = e.kind() == ErrorKind::RangeNotSatisfiable && segments[0] == "objects";
             // A batch already names the entry that it failed at.
             let is_batch = learned.api == Some(Api::Batch);
             let place = Place {

@@ -896,3 +896,25 @@ async fn samples_of_sensors_come_after_a_moment_and_not_all_at_once() {
     assert!(none.sensors.is_empty() && none.samples.is_empty());
     assert_eq!(none.absent, ["energy.sample is false"]);
 }
+
+/// A checkpoint may have the name of an object, of which whoever reads its files learns nothing.
+#[tokio::test]
+async fn a_range_past_a_file_of_a_checkpoint_tells_no_length_of_an_object() {
+    let n = start(&[]).await;
+    n.write("ck", b"0123456789");
+    let mut c = n.client().await;
+    let path = "/v1/checkpoints/data/ck";
+    let begun = c.send(Method::POST, path, &[], "{}").await;
+    assert_eq!(begun.status, StatusCode::OK, "{}", begun.text());
+    let id = begun.json()["id"].as_str().unwrap().to_owned();
+    let file = format!("{path}?id={id}&file=f");
+    let put = c.put(&file, &[], "content").await;
+    assert_eq!(put.status, StatusCode::OK, "{}", put.text());
+    let files = json!({"files": [{"name": "f", "size": 7}]}).to_string();
+    let commit = format!("{path}?id={id}&commit=true");
+    let committed = c.send(Method::POST, &commit, &[], files).await;
+    assert_eq!(committed.status, StatusCode::OK, "{}", committed.text());
+    let a = c.get_with(&file, &[("range", "bytes=100-")]).await;
+    assert_eq!(a.status, StatusCode::RANGE_NOT_SATISFIABLE, "{}", a.text());
+    assert_eq!(a.header("content-range"), "");
+}
