@@ -257,12 +257,12 @@ impl Orders {
     }
 
     /// A page of what is pinned here.
-    fn pinned(&self, after: Option<(String, String)>) -> Result<PinnedPage> {
+    async fn pinned(&self, after: Option<(String, String)>) -> Result<PinnedPage> {
         let after = after.map(|(bucket, key)| ObjectName::new(bucket, key));
         let after = after.transpose()?;
         let mut page = PinnedPage::default();
         let mut bytes = 0;
-        let all = self.app.engine.pinned()?;
+        let all = pinned_here(&self.app).await?;
         let from = all.partition_point(|(name, _)| after.as_ref().is_some_and(|a| name <= a));
         for (name, copies) in &all[from..] {
             bytes += encoded(name) + 8;
@@ -290,6 +290,16 @@ impl Orders {
         let held: Result<Vec<_>> = held.collect();
         self.app.engine.keeps_what_is_held(held?).await
     }
+}
+
+/// All that is pinned here. There may be millions: they are put in order on a thread for that.
+///
+/// # Errors
+/// As [`forebay_engine::Engine::pinned`].
+pub async fn pinned_here(app: &App) -> Result<Vec<(ObjectName, u8)>> {
+    let engine = app.engine.clone();
+    let looking = tokio::task::spawn_blocking(move || engine.pinned()).await;
+    looking.map_err(|e| Error::internal("looking at pins was broken off").caused_by(e))?
 }
 
 /// What a name takes in JSON.
@@ -395,7 +405,7 @@ impl Operator for Orders {
                 words(&settle(&self.app, names).await)
             }
             Order::PinsSaid { since } => words(&register(&self.app)?.since(since, PAGE_BYTES)),
-            Order::Pinned { after } => words(&self.pinned(after)?),
+            Order::Pinned { after } => words(&self.pinned(after).await?),
             Order::Keeps { held } => words(&self.keeps(held).await?),
         }
     }

@@ -325,7 +325,7 @@ async fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
     let names = match Everywhere::of_change(call) {
         Some(everywhere) => everywhere.pinned().await?.into_iter().collect(),
         None => {
-            let names = call.app.engine.pinned()?.into_iter();
+            let names = operate::pinned_here(&call.app).await?.into_iter();
             names.map(|(n, copies)| (n, (copies, Vec::new()))).collect()
         }
     };
