@@ -105,6 +105,15 @@ impl Manifest {
                 format!("{name} is too large to be the manifest of a checkpoint"),
             ));
         }
+        let budget = engine.budget();
+        let _memory = match read.meta.size > SMALL_BYTES as u64 {
+            true => Some(
+                budget
+                    .hold(read.meta.size.min(budget.holdable_bytes()))
+                    .await?,
+            ),
+            false => None,
+        };
         let mut text = Vec::with_capacity(read.meta.size as usize);
         let mut body = read.body;
         while let Some(piece) = body.try_next().await? {
@@ -131,5 +140,49 @@ impl Manifest {
             .hint("upgrade the node"));
         }
         Ok(Some(manifest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_engine::Freshness;
+    use forebay_testing::engine::Bench;
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    #[tokio::test]
+    async fn a_large_manifest_waits_for_memory() {
+        let b = Bench::new(Freshness::Always);
+        let file = |n: u32| ManifestFile {
+            name: format!("file-{n:060}"),
+            size: 1,
+            etag: None,
+        };
+        let manifest = Manifest {
+            forebay_checkpoint: VERSION,
+            id: "id".to_owned(),
+            saved_ms: 1,
+            files: (0..2000).map(file).collect(),
+            last: Vec::new(),
+            bytes: 2000,
+            meta: serde_json::Value::Null,
+        };
+        let text = serde_json::to_vec(&manifest).unwrap();
+        assert!(text.len() > SMALL_BYTES);
+        b.origin.set("ck/manifest.json", text);
+        let read = || Manifest::at_origin(&b.engine, "data", "ck");
+        let budget = b.engine.budget();
+        let all = budget.try_hold(budget.holdable_bytes()).unwrap();
+        assert!(timeout(Duration::from_millis(100), read()).await.is_err());
+        drop(all);
+        assert_eq!(read().await.unwrap(), Some(manifest));
+        // What is cached of it is written in the background.
+        let free = async {
+            while budget.used_bytes() > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        assert!(timeout(Duration::from_secs(20), free).await.is_ok());
     }
 }

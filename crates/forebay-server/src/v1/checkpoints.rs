@@ -34,6 +34,8 @@ use std::{sync::Arc, time::Duration};
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The largest commit: a hundred thousand names.
 const COMMIT_MAX_BYTES: usize = 64 << 20;
+/// Manifests of more files are made into text away from the runtime's threads.
+const WRITTEN_HERE_FILES: usize = 500;
 
 pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Response<AnswerBody>> {
     let method = &call.note.method;
@@ -79,7 +81,13 @@ pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Resp
         (&Method::GET, id, None) if is_set(call, "manifest") => {
             let durable = is_set(call, "durable");
             let manifest = stages.manifest(&place, id, durable).await?;
-            Ok(json_response(StatusCode::OK, &manifest))
+            let is_small = manifest.files.len() <= WRITTEN_HERE_FILES;
+            let write = move || json_response(StatusCode::OK, &manifest);
+            if is_small {
+                return Ok(write());
+            }
+            let written = tokio::task::spawn_blocking(write).await;
+            written.map_err(|e| Error::internal("a manifest could not be written").caused_by(e))
         }
         (&Method::GET, id, None) => {
             let status = match until(call)? {
