@@ -1,5 +1,6 @@
 //! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one
-//! on completion.
+//! on completion. Only what they are joined into is synced: a loss of power may take parts, or the
+//! upload, and then the completion says so.
 
 use super::{RESERVED, Root, Unfinished, meta_of, read_small};
 use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
@@ -75,6 +76,8 @@ pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<Stri
 pub(super) fn check(root: &Root, key: &str, upload: &str) -> Result<Upload> {
     let path = directory(root, upload)?.join(DESCRIPTION);
     let json = match read_small(&path, DESCRIPTION_MAX_BYTES) {
+        // A loss of power took what it said.
+        Ok(json) if json.is_empty() => return Err(gone(upload)),
         Ok(json) => json,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
         Err(e) => return Err(failure::from_io(root.site("read the upload of", key), e)),
@@ -201,4 +204,26 @@ pub(super) fn abort(root: &Root, key: &str, upload: &str) -> Result<()> {
         Err(e) => return Err(e),
     }
     fs::remove_dir_all(dir).map_err(|e| failure::from_io(root.site("abort the upload of", key), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::LocalOrigin;
+    use super::*;
+    use crate::Origin;
+    use forebay_core::ErrorKind;
+
+    #[tokio::test]
+    async fn an_upload_that_a_loss_of_power_took_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let begun = origin.create_upload("k", PutRequest::default()).await;
+        let id = begun.unwrap();
+        let description = directory(&origin.0, &id).unwrap().join(DESCRIPTION);
+        File::create(description).unwrap();
+        let body = crate::body::from_bytes("x".into());
+        let part = origin.upload_part("k", &id, 1, 1, body).await;
+        assert_eq!(part.err().map(|e| e.kind()), Some(ErrorKind::NotFound));
+        origin.abort_upload("k", &id).await.unwrap();
+    }
 }
