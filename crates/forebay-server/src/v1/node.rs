@@ -330,17 +330,23 @@ async fn pinned(call: &Call) -> Result<Response<AnswerBody>> {
         }
     };
     let names: Vec<(ObjectName, (u8, Vec<String>))> = names;
-    let allowed = names
-        .into_iter()
-        .filter(|(n, _)| call.policy.allows(Action::Admin, n.bucket(), n.key()));
-    let pinned = allowed.map(|(n, (copies, nodes))| PinnedObject {
-        bucket: n.bucket().to_owned(),
-        key: n.key().to_owned(),
-        mirror: (copies > 1).then_some(copies),
-        nodes,
-    });
-    let pinned = pinned.collect();
-    Ok(json_response(StatusCode::OK, &Pinned { pinned }))
+    let policy = call.policy.clone();
+    // There may be millions.
+    let write = move || {
+        let allowed = names
+            .into_iter()
+            .filter(|(n, _)| policy.allows(Action::Admin, n.bucket(), n.key()));
+        let pinned = allowed.map(|(n, (copies, nodes))| PinnedObject {
+            bucket: n.bucket().to_owned(),
+            key: n.key().to_owned(),
+            mirror: (copies > 1).then_some(copies),
+            nodes,
+        });
+        let pinned = pinned.collect();
+        json_response(StatusCode::OK, &Pinned { pinned })
+    };
+    let written = tokio::task::spawn_blocking(write).await;
+    written.map_err(|e| Error::internal("the list of pins could not be written").caused_by(e))
 }
 
 async fn change(call: &Call, action: CacheAction) -> Result<Response<AnswerBody>> {
