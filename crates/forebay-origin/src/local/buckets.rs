@@ -32,7 +32,9 @@ pub(crate) fn buckets(root: &Path) -> Result<Vec<String>> {
 /// Makes a bucket.
 pub(crate) fn create_bucket(root: &Path, bucket: &str) -> Result<()> {
     name::validate_bucket(bucket)?;
-    match fs::create_dir(root.join(bucket)) {
+    // What is written into it is on disk only if its name is.
+    let made = fs::create_dir(root.join(bucket)).and_then(|()| fs::File::open(root)?.sync_all());
+    match made {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Err(Error::new(
             ErrorKind::AlreadyExists,
@@ -64,6 +66,13 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
             root.display()
         )));
     }
+    // It could not be removed, and nothing in it is to go before that is known.
+    if path.is_symlink() {
+        return Err(Error::unsupported(format!(
+            "the bucket {bucket:?} is a link to a directory elsewhere"
+        ))
+        .hint("remove the link on the machine that has it"));
+    }
     let origin = LocalOrigin::open(&path)?;
     let first = list::page(
         &origin.0,
@@ -90,4 +99,23 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
         ),
         _ => failure::from_io(site, e),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_that_is_a_link_stays_with_all_that_is_in_it() {
+        let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let unfinished = elsewhere.path().join(RESERVED).join("uploads");
+        fs::create_dir_all(&unfinished).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), root.path().join("linked")).unwrap();
+        let refused = remove_bucket(root.path(), "linked").err();
+        assert_eq!(refused.map(|e| e.kind()), Some(ErrorKind::Unsupported));
+        assert!(unfinished.exists());
+        create_bucket(root.path(), "made").unwrap();
+        remove_bucket(root.path(), "made").unwrap();
+        assert!(!root.path().join("made").exists());
+    }
 }
