@@ -173,6 +173,15 @@ impl Engine {
         names: Vec<ObjectName>,
         dry_run: bool,
     ) -> Result<Vec<(ObjectName, Result<u64>)>> {
+        if change == CacheChange::Pin && !dry_run {
+            let store = self.cache()?.clone();
+            return blocking(move || {
+                let pinned = store.pin_all(&names).into_iter();
+                let pinned = pinned.map(|done| done.map(u64::from));
+                names.into_iter().zip(pinned).collect()
+            })
+            .await;
+        }
         let each = move |_: &ObjectName, apply: &dyn Fn(CacheChange) -> Result<u64>| apply(change);
         self.change_cache_each(names, dry_run, each).await
     }
@@ -194,8 +203,8 @@ impl Engine {
             let change_one = |name: &ObjectName, change: CacheChange| -> Result<u64> {
                 let is_pinned = store.is_pinned(name);
                 Ok(match change {
-                    CacheChange::Pin if is_pinned => 0,
-                    CacheChange::Pin if dry_run => 1,
+                    CacheChange::Pin if dry_run => u64::from(!is_pinned),
+                    // That of somebody else may not be on the disk yet.
                     CacheChange::Pin => store.pin_on(name, 1).map(u64::from)?,
                     CacheChange::PinOn(copies) if dry_run => {
                         let has = is_pinned && store.copies_of_pin(name) >= copies;

@@ -352,9 +352,11 @@ async fn do_here(
             .map_err(|e| Error::internal("noting what is pinned was broken off").caused_by(e))??;
     }
     let change = change_of(action, 1);
-    let register = app.pins.clone();
+    let Some(register) = app.pins.clone() else {
+        return app.engine.change_cache(change, names, dry_run).await;
+    };
     let each = move |name: &ObjectName, apply: &dyn Fn(CacheChange) -> Result<u64>| {
-        let _turn = register.as_ref().map(|register| register.turn(name));
+        let _turn = register.turn(name);
         apply(change)
     };
     app.engine.change_cache_each(names, dry_run, each).await

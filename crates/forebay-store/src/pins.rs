@@ -55,6 +55,9 @@ pub struct Pins {
 /// So many names at a time are pinned and unpinned.
 const TURNS: usize = 16;
 
+/// Of a long list, so many pins are synced together. Meanwhile nobody else pins or unpins.
+const TOGETHER: usize = 500;
+
 /// What an object takes when it is cached whole.
 pub fn cost_of(name: &ObjectName, meta: &ObjectMeta, meta_len: usize) -> u64 {
     let name_len = name.bucket().len() + 1 + name.key().len();
@@ -238,8 +241,6 @@ impl Store {
         let inner = &self.inner;
         let hash = name.hash128();
         let _turn = inner.pins.turn(hash);
-        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
-            * inner.dirs.len() as u64;
         if inner.pins.contains(hash) {
             let before = inner.pins.copies(hash);
             if before >= copies {
@@ -250,17 +251,63 @@ impl Store {
             inner.pins.set_copies(hash, copies);
             return Ok(true);
         }
+        self.add_pin(name, copies, true).map(|()| true)
+    }
+
+    /// Pins many objects, as [`Store::pin`] does each, and says of each whether that changed anything.
+    /// They are synced together.
+    pub fn pin_all(&self, names: &[ObjectName]) -> Vec<Result<bool>> {
+        let groups = names.chunks(TOGETHER);
+        groups.flat_map(|group| self.pin_group(group)).collect()
+    }
+
+    fn pin_group(&self, names: &[ObjectName]) -> Vec<Result<bool>> {
+        let _open = match self.inner.open_for_writes() {
+            Ok(open) => open,
+            Err(e) => return names.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let inner = &self.inner;
+        // Whoever takes several takes them in this order.
+        let _turns: Vec<_> = inner.pins.turns.iter().map(|turn| turn.lock()).collect();
+        let begin = |name: &ObjectName| match inner.pins.contains(name.hash128()) {
+            true => Ok(false),
+            false => self.add_pin(name, 1, false).map(|()| true),
+        };
+        let mut all: Vec<Result<bool>> = names.iter().map(begin).collect();
+        let mut synced = HashMap::new();
+        for (name, done) in names.iter().zip(&mut all) {
+            let failed = match done {
+                Ok(true) => inner.sync_pin(name, &mut synced).err(),
+                // It is in the list twice, and was not pinned the first time.
+                Ok(false) if !inner.pins.contains(name.hash128()) => {
+                    Some(Error::internal(format!("{name} could not be pinned")))
+                }
+                _ => None,
+            };
+            if let Some(e) = failed {
+                self.release(name);
+                *done = Err(e);
+            }
+        }
+        all
+    }
+
+    /// Adds a pin of a name that has none. If it `syncs`, it is on the disk afterwards.
+    fn add_pin(&self, name: &ObjectName, copies: u8, syncs: bool) -> Result<()> {
+        let inner = &self.inner;
+        let own = padded(record_len(name.bucket().len() + 1 + name.key().len(), 0, 0))
+            * inner.dirs.len() as u64;
         inner
             .pins
             .add(name, copies, own, None)
             .map_err(|total| self.pins_full(name, total))?;
         let held = self.hold_cached(name);
         // Anew, even if there is a record: that may be one that could not be synced.
-        if let Err(e) = held.and_then(|()| inner.write_pin(name, copies, |_| false, true)) {
+        let written = held.and_then(|()| inner.write_pin(name, copies, |_| false, syncs));
+        if written.is_err() {
             self.release(name);
-            return Err(e);
         }
-        Ok(true)
+        written
     }
 
     fn pins_full(&self, name: &ObjectName, total: u64) -> Error {
@@ -381,15 +428,15 @@ impl Inner {
                 // Earlier releases wrote 0, and do not read it.
                 version: u64::from(copies),
             };
-            let written = if has(key) {
-                Ok(())
-            } else {
-                self.append_to(dir, &record, PIN)
-                    .and_then(|()| match syncs {
-                        true => self.sync_record(dir, key),
-                        false => Ok(()),
-                    })
+            let written = match has(key) {
+                // An earlier attempt may have failed to sync it.
+                true => Ok(()),
+                false => self.append_to(dir, &record, PIN),
             };
+            let written = written.and_then(|()| match syncs {
+                true => self.sync_record(dir, key),
+                false => Ok(()),
+            });
             if result.is_err() {
                 result = written;
             }
@@ -405,6 +452,27 @@ impl Inner {
             Some(segment) => self.sync_segment(dir, &segment),
             None => Ok(()),
         }
+    }
+
+    /// Makes the records of a pin durable, as far as their files are not `synced` already, by ordinal. It
+    /// is enough if one is.
+    fn sync_pin(&self, name: &ObjectName, synced: &mut HashMap<u64, Result<()>>) -> Result<()> {
+        let mut result = Err(Error::internal(format!(
+            "no directory has the pin of {name}"
+        )));
+        for dir in &self.dirs {
+            let entry = self.index.peek(pin_key(name.hash128(), dir.id));
+            let Some(segment) = entry.and_then(|entry| self.segments.get(entry.slot())) else {
+                continue;
+            };
+            let done = synced
+                .entry(segment.ordinal)
+                .or_insert_with(|| self.sync_segment(dir, &segment));
+            if result.is_err() {
+                result = done.clone();
+            }
+        }
+        result
     }
 
     fn sync_segment(&self, dir: &Directory, segment: &Segment) -> Result<()> {

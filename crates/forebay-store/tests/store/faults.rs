@@ -48,6 +48,35 @@ fn pins_are_written_to_a_new_directory_together() {
 }
 
 #[test]
+fn a_list_of_pins_is_synced_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    let names: Vec<_> = (0..1200).map(|i| name(&format!("p{i}"))).collect();
+    store.pin(&names[7]).unwrap();
+    let before = faults.happened();
+    let pinned = store.pin_all(&names);
+    for (i, pinned) in pinned.into_iter().enumerate() {
+        assert_eq!(pinned.unwrap(), i != 7, "{i}");
+    }
+    assert!(faults.happened() - before < 50, "{}", faults.happened());
+    // What cannot be synced is no pin.
+    faults.clear();
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
+    let lost = [name("x"), name("y"), name("x"), names[7].clone()];
+    let failed = store
+        .pin_all(&lost)
+        .into_iter()
+        .map(|pinned| pinned.is_err());
+    assert_eq!(failed.collect::<Vec<_>>(), [true, true, true, false]);
+    assert!(!store.is_pinned(&lost[0]) && !store.is_pinned(&lost[1]));
+    drop(store);
+    let store = open(&config);
+    assert!(names.iter().all(|name| store.is_pinned(name)));
+}
+
+#[test]
 fn a_segment_that_a_loss_of_power_took_leaves_its_number_unused() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
