@@ -4,7 +4,8 @@
 //! - *Closed*: requests pass. It opens when an attempt fails after a wait of [`SILENCE`] in which
 //!   nothing at all came from the service, or when at least [`FAILURES_TO_OPEN`] attempts have
 //!   failed over [`FAILING_TO_OPEN`] with no answer in between. The latter is longer than the
-//!   retries of one request, so they still get over a short failure.
+//!   retries of one request, so they still get over a short failure. Failures of long ago, after
+//!   which nothing was asked, do not count ([`FAILURES_APART_MAX`]).
 //! - *Open*: requests fail at once, with the time until the next probe. After a pause, which
 //!   doubles from [`PAUSE_FIRST`] to [`PAUSE_LONGEST`], one request is let through as a probe;
 //!   until it ends, the others continue to fail. The next attempt of a request that was under way
@@ -33,6 +34,8 @@ use tokio::time::Instant;
 const SILENCE: Duration = Duration::from_secs(2);
 const FAILURES_TO_OPEN: u32 = 5;
 const FAILING_TO_OPEN: Duration = Duration::from_secs(3);
+/// A failure so long after the one before it is the first of others.
+const FAILURES_APART_MAX: Duration = Duration::from_secs(30);
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
 const PAUSE_LONGEST: Duration = Duration::from_secs(10);
 /// A probe that has not ended after this long does not keep others from probing.
@@ -51,9 +54,17 @@ pub struct Circuit {
 
 #[derive(Default)]
 struct State {
-    /// Since when there have been only failures, and how many.
-    failing: Option<(Instant, u32)>,
+    failing: Option<Failing>,
     open: Option<Open>,
+}
+
+/// There have been only failures.
+#[derive(Clone, Copy)]
+struct Failing {
+    since: Instant,
+    /// When the last one was.
+    last: Instant,
+    failures: u32,
 }
 
 struct Open {
@@ -188,9 +199,17 @@ impl Circuit {
         }
         let mut state = self.state.lock();
         self.troubled.store(true, Relaxed);
-        let (since, failures) = state.failing.get_or_insert((now, 0));
-        *failures += 1;
-        let lasting = *failures >= FAILURES_TO_OPEN && now >= *since + FAILING_TO_OPEN;
+        let before = state
+            .failing
+            .filter(|failing| now < failing.last + FAILURES_APART_MAX);
+        let since = before.map_or(now, |failing| failing.since);
+        let failures = before.map_or(0, |failing| failing.failures) + 1;
+        state.failing = Some(Failing {
+            since,
+            last: now,
+            failures,
+        });
+        let lasting = failures >= FAILURES_TO_OPEN && now >= since + FAILING_TO_OPEN;
         let answered = self.began + Duration::from_micros(self.answered_us.load(Relaxed));
         let silent = now >= begun + self.silence && answered <= begun;
         if state.open.is_none() && (silent || lasting) {
@@ -347,6 +366,22 @@ mod tests {
         }
         b.pass(FAILING_TO_OPEN);
         assert!(!b.circuit.is_open());
+        b.fails(b.now);
+        assert!(b.circuit.is_open());
+    }
+
+    #[test]
+    fn failures_of_long_ago_do_not_open_it() {
+        let mut b = Bench::new();
+        for _ in 0..FAILURES_TO_OPEN {
+            b.fails(b.now);
+        }
+        b.pass(FAILURES_APART_MAX);
+        for _ in 0..FAILURES_TO_OPEN {
+            b.fails(b.now);
+        }
+        assert!(!b.circuit.is_open());
+        b.pass(FAILING_TO_OPEN);
         b.fails(b.now);
         assert!(b.circuit.is_open());
     }
