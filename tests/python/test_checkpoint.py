@@ -554,6 +554,11 @@ def test_a_wait_goes_on_while_another_node_answers_in_place_of_the_one_that_has_
     client = next(c for c in clients if c.route == here)
     try:
         saved = ckpt.save(state(1, 1), "s3://runs/elsewhere/a", client=client)
+        nodes = f"{here},{other.unix_url}"
+        line = [forebay_program(), "checkpoint", "wait", saved.name, "--node", nodes]
+        by_command = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(1)
+        assert by_command.poll() is None
         site.kill()
         with pytest.raises(forebay.ConnectionFailed, match="the node that has it, unix:.* reached"):
             saved.wait(1.5)
@@ -565,6 +570,8 @@ def test_a_wait_goes_on_while_another_node_answers_in_place_of_the_one_that_has_
             site.options["env"] = None
             site.start()
             assert waiting.result(60).durable
+        out, err = by_command.communicate(timeout=60)
+        assert by_command.returncode == 0 and b"durable" in out, err
 
         # That it lost one, it says itself.
         eventually(lambda: client.buckets() and client.route == here, "it is asked again")

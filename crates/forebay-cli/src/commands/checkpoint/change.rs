@@ -55,7 +55,8 @@ pub struct WaitArgs {
 pub async fn wait(args: WaitArgs, common: &Common) -> Outcome {
     let place = place(&args.name)?;
     let client = commands::client(common)?;
-    let (began, mut id, mut answered) = (Instant::now(), args.id, None);
+    let (began, mut id) = (Instant::now(), args.id);
+    let (mut answered, mut has_it) = (None, None::<String>);
     let until = match args.until {
         Until::Staged => "staged",
         Until::Durable => "durable",
@@ -71,19 +72,34 @@ pub async fn wait(args: WaitArgs, common: &Common) -> Outcome {
             query.push(("id", id.as_str()));
         }
         let call = Call::new(Method::GET, path_of(&place, &query));
-        let status: Status = match ask(&client, &place, call).await {
+        let moves = client.moves();
+        let asked = ask::<Status>(&client, &place, call).await;
+        // Which node answered, if that is known.
+        let by = (client.moves() == moves).then(|| client.route());
+        let status = match asked {
             Ok(status) => status,
-            Err(e)
-                if left.is_none_or(|left| !left.is_zero())
-                    && answered.is_some_and(|at| commands::may_be_back(&e, at)) =>
-            {
+            Err(e) => {
+                let is_over = left.is_some_and(|left| left.is_zero());
+                // Another node, which answers meanwhile, does not know of it.
+                let is_elsewhere = matches!(&e, Failure::Failed(e) if e.kind() == ErrorKind::NotFound)
+                    && has_it.is_some()
+                    && by != has_it;
+                let may_come = |at: Instant| {
+                    commands::may_be_back(&e, at)
+                        || (is_elsewhere && at.elapsed() < commands::AWAY_MAX)
+                };
+                if is_over || !answered.is_some_and(may_come) {
+                    return Err(e);
+                }
                 let pause = commands::LOOK_EVERY;
                 tokio::time::sleep(left.unwrap_or(pause).min(pause)).await;
                 continue;
             }
-            Err(e) => return Err(e),
         };
         answered = Some(Instant::now());
+        if status.local && by.is_some() {
+            has_it = by;
+        }
         let there = match args.until {
             Until::Staged => status.staged,
             Until::Durable => status.durable,
