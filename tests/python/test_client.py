@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+from pathlib import Path
 
 import dataset
 import forebay
@@ -112,6 +114,8 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
     data = dataset.noise(3_000_000)
     path = tmp_path / "file"
     path.write_bytes(data)
+    none, line = tmp_path / "none", Path("/proc/self/cmdline")
+    none.touch()
     array = np.arange(1000, dtype=np.float32)
     for i, (body, expect) in enumerate(
         [
@@ -120,7 +124,11 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
             (memoryview(data), data),
             (array, array.tobytes()),
             (path, data),
+            (none, b""),
+            # It says that it has 0 bytes.
+            (line, line.read_bytes()),
             (io.BytesIO(data), data),
+            (io.BytesIO(), b""),
             (b"", b""),
         ]
     ):
@@ -135,6 +143,25 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
             client.put("scratch/x", bad)
     with pytest.raises(TypeError, match="binary"):
         client.put("scratch/x", io.StringIO("text"))
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20, (3 << 20) - 1, (3 << 20) + 1, 5 << 20])
+def test_a_file_that_changes_while_it_is_put_is_not_written(
+    client, scratch, tmp_path, monkeypatch, size
+):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 << 20))
+
+    class Changing(io.FileIO):
+        def read(self, most=-1):
+            os.truncate(path, size)
+            return super().read(most)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(io, "open", Changing)
+        with pytest.raises(forebay.Conflict, match="it had 3145728 bytes at first"):
+            client.put(f"scratch/{scratch}", path)
+    assert not client.exists(f"scratch/{scratch}")
 
 
 def test_delete(client, origin_s3, scratch):

@@ -289,6 +289,7 @@ impl Client {
     ///
     /// Raises:
     ///     PreconditionFailed: The condition does not hold; nothing was written.
+    ///     Conflict: The file of a path changed meanwhile; nothing was written.
     #[pyo3(signature = (name, data, *, bucket=None, if_absent=false, if_match=None))]
     fn put(
         &self,
@@ -314,12 +315,14 @@ impl Client {
         }
         if data.hasattr("__fspath__")? {
             let file = py.import("io")?.call_method1("open", (data, "rb"))?;
-            let length = py
+            let length: u64 = py
                 .import("os")?
                 .call_method1("fstat", (file.call_method0("fileno")?,))?
                 .getattr("st_size")?
                 .extract()?;
-            let done = upload::from_file(py, &session, &name, condition, &file, Some(length));
+            // Pipes, devices and files under `/proc` say 0, whatever they have.
+            let length = Some(length).filter(|&length| length > 0);
+            let done = upload::from_file(py, &session, &name, condition, &file, length);
             file.call_method0("close")?;
             return done;
         }

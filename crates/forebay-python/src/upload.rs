@@ -8,6 +8,7 @@ use crate::{
     process,
     session::Session,
 };
+use bytes::Bytes;
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 const UPLOAD_PIECE_BYTES: usize = 1 << 20;
 
 /// Sends what `file.read` returns, piece by piece: memory use stays at a few pieces however large
-/// the file is.
+/// the file is. `length`: how long it is, if that is known.
 pub fn from_file(
     py: Python<'_>,
     session: &Arc<Session>,
@@ -27,7 +28,7 @@ pub fn from_file(
     // `None` is the proper end. If the channel closes without it, the request breaks off: a caller
     // that was interrupted, or a file that could not be read to its end, must not leave half an
     // object that looks complete.
-    let (sender, receiver) = tokio::sync::mpsc::channel::<Option<bytes::Bytes>>(2);
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Option<Bytes>>(2);
     let pieces = futures::stream::unfold(Some(receiver), |receiver| async move {
         let mut receiver = receiver?;
         match receiver.recv().await {
@@ -36,24 +37,37 @@ pub fn from_file(
             None => Some((Err(std::io::Error::other("the upload was cancelled")), None)),
         }
     });
-    let (session, name) = (session.clone(), name.clone());
+    let (session, of) = (session.clone(), name.clone());
     let upload = async move {
-        objects::upload(&session.node, &name, condition, length, Box::pin(pieces)).await
+        objects::upload(&session.node, &of, condition, length, Box::pin(pieces)).await
     };
     let task = Upload(process::runtime()?.spawn(upload));
-    loop {
+    let mut before = 0;
+    let mut next = || -> PyResult<Bytes> {
         let piece = file.call_method1("read", (UPLOAD_PIECE_BYTES,))?;
         let piece = piece
             .cast::<PyBytes>()
-            .map_err(|_| PyTypeError::new_err("the file is not opened in binary mode"))?;
-        if piece.as_bytes().is_empty() {
-            break;
+            .map_err(|_| PyTypeError::new_err("the file is not opened in binary mode"))?
+            .as_bytes();
+        if let Some(length) = length
+            && (before > length || piece.is_empty() != (before == length))
+        {
+            let message = format!("{name}: the file has changed, it had {length} bytes at first");
+            let hint = "nothing was written; put it again when nobody writes to the file";
+            return Err(Failure::new(Class::Conflict, message).hint(hint).into());
         }
-        let bytes = bytes::Bytes::copy_from_slice(piece.as_bytes());
+        before += piece.len() as u64;
+        Ok(Bytes::copy_from_slice(piece))
+    };
+    let mut piece = next()?;
+    while !piece.is_empty() {
+        // The last piece is held back until the file turns out to end with it.
+        let after = next()?;
         // A closed channel means that the upload has failed; its own error says why.
-        if !process::wait(py, async { Ok(sender.send(Some(bytes)).await.is_ok()) })? {
+        if !process::wait(py, async { Ok(sender.send(Some(piece)).await.is_ok()) })? {
             break;
         }
+        piece = after;
     }
     let mut task = task;
     process::wait(py, async {
