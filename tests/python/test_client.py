@@ -123,6 +123,9 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
             (bytearray(b"ba"), b"ba"),
             (memoryview(data), data),
             (array, array.tobytes()),
+            (array[::2], array[::2].tobytes()),
+            (array.reshape(10, 100).T, array.reshape(10, 100).T.tobytes()),
+            (np.empty((3, 0)), b""),
             (path, data),
             (none, b""),
             # It says that it has 0 bytes.
@@ -140,6 +143,11 @@ def test_put_is_readable_at_once_here_and_at_the_origin(client, origin_s3, scrat
     assert bytes(client.get(name)) == b"new"
     for bad in (1, None, object()):
         with pytest.raises(TypeError):
+            client.put("scratch/x", bad)
+    # Their memory has only where the objects are.
+    objects = np.array([1, "two", None, "four"], dtype=object)
+    for bad in (objects, objects[::2]):
+        with pytest.raises((TypeError, ValueError)):
             client.put("scratch/x", bad)
     with pytest.raises(TypeError, match="binary"):
         client.put("scratch/x", io.StringIO("text"))

@@ -121,7 +121,13 @@ pub fn copy_of(data: &Bound<'_, PyAny>) -> PyResult<Option<bytes::Bytes>> {
     let Ok(view) = PyMemoryView::from(data) else {
         return Ok(None);
     };
-    let view = view.call_method1("cast", ("B",))?;
+    // Python casts only those that have items, in one piece.
+    let view = match view.call_method1("cast", ("B",)) {
+        // Of Python's objects, these would be the addresses.
+        Err(e) if view.getattr("format")?.extract::<String>()?.contains('O') => return Err(e),
+        Err(_) => view.call_method0("tobytes")?,
+        Ok(view) => view,
+    };
     Ok(Some(PyBuffer::<u8>::get(&view)?.to_vec(data.py())?.into()))
 }
 
