@@ -4,10 +4,9 @@ unasked (:class:`Push`).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 from . import _node
 from ._plan import State, Step, Steps
 from ._pools import Pool, is_exiting, submit
+from ._stop import Stop
 from .errors import (
     Busy,
     ConnectionFailed,
@@ -113,9 +113,8 @@ class Pull:
         # Whether another node answers now, which is to be told.
         self._moved = False
         self._end: int | None = None
-        self._stop = threading.Event()
-        # Done when this is closed: whoever waits for a batch waits for either.
-        self._closed: Future[None] = Future()
+        # Set when this is closed: whoever waits for a batch waits for either.
+        self._stop = Stop()
         if lease is not None:
             before = steps.step(first - 1) if first else None
             self._tell(lease, before.next if before else state)
@@ -170,9 +169,7 @@ class Pull:
         future = self._waiting.get(index)
         if future is None or self._stop.is_set():
             return None
-        if not future.done():
-            either: tuple[Future[Any], ...] = (future, self._closed)
-            wait(either, return_when=FIRST_COMPLETED)
+        self._stop.wait_or(future)
         try:
             if not future.done():
                 return None
@@ -195,8 +192,6 @@ class Pull:
                 future.cancel()
         else:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if not self._closed.done():
-            self._closed.set_result(None)
         if self._lease is not None:
             self._lease.release()
 
@@ -207,7 +202,7 @@ T = TypeVar("T")
 def patiently(
     ask: Callable[[], T],
     retry_for: float,
-    stop: threading.Event,
+    stop: Stop,
     meter: Meter,
     option: str = "retry_for=",
     passing: tuple[type[Error], ...] = PASSING,

@@ -27,7 +27,6 @@ import os
 import re
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -56,6 +55,7 @@ from ._paced import Pace, paced, spread
 from ._plan import Order, epoch_number
 from ._pools import Pool, check_process
 from ._progress import Bar
+from ._stop import Stop
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
 from .rows import Rows
@@ -465,7 +465,7 @@ class Examples(_BaseExamplesIterable):
 
     def _read(self) -> Iterator[tuple[int, int, Rows]]:
         """The rows of requests, some of which are under way ahead of what is taken."""
-        stop, meter = threading.Event(), Meter()
+        stop, meter = Stop(), Meter()
         datasets = self.source.datasets
         patience = datasets[0].client.timeout
 

@@ -12,12 +12,14 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
 from ._pools import Pool, check_process, cut_off, is_exiting
+from ._stop import Bell
 from .stats import Meter
 
 
@@ -96,9 +98,9 @@ class _Belt:
     ) -> None:
         self._fetcher, self._recipe, self._threads, self._meter = fetcher, recipe, threads, meter
         self._ahead = max(1, ahead)
-        # What was made, by index, and which of it is wanted. Guarded by the condition, whose lock
-        # is reentrant: a garbage collection may close this in a thread that is in here.
-        self._changed = threading.Condition(threading.RLock())
+        # What was made, by index, and which of it is wanted. Guarded by the lock, which is
+        # reentrant: a garbage collection may close this in a thread that is in here.
+        self._lock, self._changed = threading.RLock(), Bell()
         self._made: dict[int, tuple[Fetched, Job] | BaseException | None] = {}
         self._wanted = 0
         self._closed = False
@@ -125,28 +127,27 @@ class _Belt:
                         lambda: self._closed,
                     )
                     entry = fetched, job.start(self._pool, self._threads)
-                    job.when_done(self._notify)
+                    job.when_done(self._changed.ring)
             except BaseException as e:
                 entry = e
-            with self._changed:
-                while not self._closed and index - self._wanted >= self._ahead:
-                    self._changed.wait()
+            self._changed.wait_until(partial(self._has_room, index))
+            with self._lock:
                 self._made[index] = entry
-                self._changed.notify_all()
+            self._changed.ring()
             if not isinstance(entry, tuple):
                 break
             index += 1
         # What was given to it is still made, unless this is closed.
         self._pool.shutdown(wait=False)
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _has_room(self, index: int) -> bool:
+        """Whether it is time for this one to be there; or nobody wants it any more."""
+        return self._closed or index - self._wanted < self._ahead
 
     def at(self, index: int) -> Made | None:
         began = time.perf_counter()
         there: float | None = None
-        with self._changed:
+        with self._lock:
             for gone in [i for i in self._made if i < index]:
                 # The end, and the error that caused it, stay.
                 if isinstance(self._made[gone], tuple):
@@ -154,11 +155,18 @@ class _Belt:
                 else:
                     index = gone
             self._wanted = index
-            self._changed.notify_all()
-            while not (self._closed or self._is_made(index)):
-                if there is None and index in self._made:
-                    there = time.perf_counter()
-                self._changed.wait()
+        self._changed.ring()
+
+        def is_made() -> bool:
+            nonlocal there
+            if self._closed or self._is_made(index):
+                return True
+            if there is None and index in self._made:
+                there = time.perf_counter()
+            return False
+
+        self._changed.wait_until(is_made)
+        with self._lock:
             entry = None if self._closed else self._made[index]
             if self._is_cut_off:
                 # What the loop would have met without that stays: its end, or an error.
@@ -182,10 +190,10 @@ class _Belt:
         return entry is not ... and (not isinstance(entry, tuple) or entry[1].done())
 
     def close(self, is_exit: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             self._is_cut_off |= is_exit and not self._closed
             self._closed = True
-            self._changed.notify_all()
+        self._changed.ring()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -29,7 +29,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ from ._loadable import Loadable
 from ._plan import State, Step, epoch_number, plain_state
 from ._pools import Pool, is_exiting, submit
 from ._progress import Bar
+from ._stop import Stop
 from .dataset import Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .loader import Loader, Options
@@ -546,7 +547,7 @@ class Groups:
         self._arriving: set[Key] = set()
         self._wanted = (0, 0)
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stop = Stop()
 
     @property
     def usable(self) -> bool:
@@ -560,7 +561,7 @@ class Groups:
         own = self._of[2]
         return (own.rank, own.world_size) == (options.rank, options.world_size)
 
-    def get(self, epoch: int, group: int, closed: Future[None]) -> Group | None:
+    def get(self, epoch: int, group: int, closed: Stop) -> Group | None:
         """Waits for a group; None once this or its reader is closed."""
         wanted = (epoch, group)
         with self._lock:
@@ -583,9 +584,7 @@ class Groups:
         future = self._asked.get(wanted)
         if future is None:
             return None
-        if not future.done():
-            either: tuple[Future[Any], ...] = (future, closed)
-            wait(either, return_when=FIRST_COMPLETED)
+        closed.wait_or(future)
         if not future.done() or future.cancelled():
             return None
         return future.result()
@@ -902,10 +901,10 @@ class InTurn:
         self._next: tuple[int, Cursor, Future[tuple[Fetched | None, Cursor] | None]] | None = None
         # For the requests of all groups.
         self._pool = fetch_pool(options.prefetch)
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        # Done when this is closed: whoever waits for a group waits for either.
-        self._closed: Future[None] = Future()
+        # Reentrant: a garbage collection may close this in a thread that is in here.
+        self._lock = threading.RLock()
+        # Set when this is closed: whoever waits for a group waits for either.
+        self._stop = Stop()
 
     def at(self, index: int) -> Fetched | None:
         given, fetched, cursor = self._given
@@ -922,7 +921,7 @@ class InTurn:
             epoch, at, position = cursor
             if self._until is not None and epoch >= self._until:
                 return None
-            group = self._groups.get(epoch, at, self._closed)
+            group = self._groups.get(epoch, at, self._stop)
             if group is None:
                 return None
             inner = self._inner
@@ -1025,8 +1024,7 @@ class InTurn:
         if future.cancel() or (future.done() and future.exception() is not None):
             made = None
         else:
-            either: tuple[Future[Any], ...] = (future, self._closed)
-            wait(either, return_when=FIRST_COMPLETED)
+            self._stop.wait_or(future)
             made = future.result() if future.done() else None
         self._next = None
         return made
@@ -1123,7 +1121,7 @@ class InTurn:
         return Fetched(Step(number, epoch, ids, None, counts, self._state(after)), rows), after
 
     def _wait_for(self, epoch: int, group: int) -> Group | None:
-        return self._groups.get(epoch, group, self._closed)
+        return self._groups.get(epoch, group, self._stop)
 
     def _read(self, pieces: Sequence[tuple[Group, int, int]]) -> tuple[np.ndarray, Rows]:
         parts, ids, pick = [], [], []
@@ -1140,8 +1138,6 @@ class InTurn:
         with self._lock:
             inners = self._inner, self._inner_next
             self._inner = self._inner_next = None
-        if not self._closed.done():
-            self._closed.set_result(None)
         # Before their pool, so that they know why it takes no more.
         for inner in inners:
             if inner is not None:

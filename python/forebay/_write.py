@@ -72,6 +72,7 @@ from ._forebay import Client
 from ._plan import Order
 from ._pools import Pool
 from ._progress import Bar
+from ._stop import Stop
 from .errors import (
     Conflict,
     InvalidRequest,
@@ -401,7 +402,7 @@ class _Writing:
         self.target = f"{self.bucket}/{self.prefix}"
         self.client = r.client or datasets[0].client
         self.retry_for = self.client.timeout if r.retry_for is None else r.retry_for
-        self.stop = threading.Event()
+        self.stop = Stop()
         self.lock = threading.Lock()
         self.meter = Meter()
         self.stored = Order(datasets, weights, epoch_rows, 0, None)
@@ -797,7 +798,7 @@ class _Writing:
                 self.stop.set()
         if failed:
             raise failed[0]
-        self.stop.clear()
+        self.stop = Stop()
         done = [shard for shard in results if shard is not None]
         assert len(done) == self.shards and sum(s["rows"] for s in done) == self.rows
         self._commit(done)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +56,7 @@ from ._loadable import Loadable
 from ._options import OPTIONS
 from ._paced import Pace, paced
 from ._plan import Order
+from ._stop import Stop
 from ._write import (
     CLAIM,
     MANIFEST,
@@ -94,7 +94,7 @@ def _patiently(client: Client, ask: Callable[[], T]) -> T:
     bucket fails.
     """
     option = "the client's timeout"
-    return patiently(ask, client.timeout, threading.Event(), Meter(), option, UNSURE)
+    return patiently(ask, client.timeout, Stop(), Meter(), option, UNSURE)
 
 
 def _pieces(

@@ -1577,7 +1577,7 @@ def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
     held, leave = threading.Event(), threading.Event()
 
     def hold():
-        with belt._changed:
+        with belt._lock:
             held.set()
             leave.wait()
 

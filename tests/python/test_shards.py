@@ -18,7 +18,6 @@ import tarfile
 import threading
 import time
 import urllib.request
-from concurrent.futures import Future
 
 import forebay
 import numpy as np
@@ -27,6 +26,7 @@ from conftest import s3_client
 from forebay import _shards
 from forebay._push import Push
 from forebay._shards import GROUPS_AHEAD, PIECES, PartDataset, Span, parts_of
+from forebay._stop import Stop
 from forebay.torch import state_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
@@ -759,7 +759,7 @@ def test_all_rows_of_shards_are_on_the_account_of_their_job(shards, stream):
     loader = shards.loader(11)
     assert len(loader) and json.loads(shards.client.job(loader.job))["name"] == loader.job
     rows = [json.loads(shards.client.job(loader.job))["rows"]]
-    group = loader.groups().get(0, 0, Future())
+    group = loader.groups().get(0, 0, Stop())
     group.loader.datasets[0].read(np.arange(2, dtype=np.uint64))
     rows.append(json.loads(shards.client.job(loader.job))["rows"])
     assert rows == [0, 0]

@@ -1,0 +1,142 @@
+"""Loops that are closed between any two steps of what a thread does, as by a garbage collection in
+that thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import forebay
+import numpy as np
+import pytest
+from forebay._fetch import Fetched, Pull
+from forebay._pipeline import _Belt
+from forebay._plan import Step
+from forebay.stats import Meter
+
+#: Files of which each call and return is such a moment.
+WITHIN = ("_fetch.py", "_pipeline.py", "_stop.py", "threading.py", "_pools.py")
+
+
+class Closes:
+    """Closes what it is given at the ``at``-th call or return in a thread that waits there."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.seen, self.thread = at, 0, None
+        self.close = None
+
+    def begin(self) -> None:
+        """From here on, in this thread."""
+        self.thread = threading.current_thread()
+        sys.setprofile(self._step)
+
+    def _step(self, frame, event, argument) -> None:
+        if not frame.f_code.co_filename.endswith(WITHIN):
+            return
+        self.seen += 1
+        if self.seen == self.at:
+            sys.setprofile(None)
+            self.close()
+
+
+class Rows:
+    nbytes, node_seconds, node_bytes = 0, {}, {}
+
+    def __len__(self) -> int:
+        return 1
+
+
+def step(number: int) -> Step:
+    return Step(number, 0, np.zeros(1, np.uint64), None, 1, {"epoch": 0, "position": number})
+
+
+def ends(thread: threading.Thread) -> bool:
+    thread.join(5)
+    return not thread.is_alive()
+
+
+class Steps:
+    def step(self, number: int) -> Step:
+        return step(number)
+
+
+class Down:
+    """A dataset whose node cannot be reached: the first question begins to be counted."""
+
+    def __init__(self, closes: Closes) -> None:
+        self.closes = closes
+
+    def fetch(self, rows, columns):
+        if self.closes.thread is None:
+            self.closes.begin()
+        raise forebay.ConnectionFailed("it is down")
+
+
+def test_a_thread_that_asks_again_ends_when_its_loop_is_collected_there():
+    at = 0
+    while True:
+        at += 1
+        closes = Closes(at)
+        pull = Pull([Down(closes)], Steps(), 0, 1, 0, Meter(), 2.0, None, {})
+        closes.close = pull.close
+        began = time.monotonic()
+        loop = threading.Thread(target=lambda pull=pull: pull._top_up(0), daemon=True)
+        loop.start()
+        loop.join()
+        while closes.seen < at and time.monotonic() - began < 0.3:
+            time.sleep(0.001)
+        if closes.seen < at:
+            # It waits for longer than that.
+            pull.close()
+            assert ends(closes.thread)
+            break
+        assert ends(closes.thread), f"closed at step {at}"
+        # It does not wait for the end of its pause.
+    assert at > 10
+
+
+class Fetches:
+    """Steps without end, each there at once."""
+
+    def __init__(self, closes: Closes) -> None:
+        self.closes = closes
+
+    def at(self, index: int):
+        if index == 3:
+            # The next one has to wait for the loop.
+            self.closes.begin()
+        return Fetched(step(index), Rows())
+
+    def close(self) -> None:
+        pass
+
+
+class Makes:
+    decodes_rows, is_of_many = False, False
+
+    def finish(self, rows, samples, real):
+        return "made"
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_the_thread_that_makes_batches_ends_when_its_loop_is_collected_there(takes):
+    at = 0
+    while True:
+        at += 1
+        closes = Closes(at)
+        belt = _Belt.__new__(_Belt)
+        closes.close = lambda belt=belt: belt.close()
+        belt.__init__(Fetches(closes), Makes(), 1, 3, Meter())
+        if takes:
+            # None where it was closed by then.
+            assert (made := belt.at(0)) is None or made.batch == "made"
+        ended = time.monotonic() + 0.2
+        while closes.seen < at and time.monotonic() < ended:
+            time.sleep(0.001)
+        if closes.seen < at:
+            belt.close()
+            assert ends(closes.thread)
+            break
+        assert ends(closes.thread), f"closed at step {at}"
+    assert at > 10
