@@ -410,6 +410,249 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog,
         site.close()
 
 
+def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
+    tmp_path, caplog, monkeypatch
+):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+
+    def starts_again() -> None:
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+
+    class Dies(DefaultSavePlanner):
+        """The node is killed while its files are written."""
+
+        has_died = False
+
+        def resolve_data(self, item):
+            found = super().resolve_data(item)
+            if not self.has_died:
+                self.has_died = True
+                starts_again()
+            return found
+
+    wanted = {"w": torch.rand(400, 400), "b": torch.arange(5.0), "note": "kept"}
+    options = {"client": site.client, "retry_for": 60}
+
+    def saves(name: str, planner=None, **more) -> None:
+        writer = ckpt.StorageWriter(f"s3://runs/dcp-again/{name}", **options, **more)
+        dcp.save(wanted, storage_writer=writer, planner=planner, no_dist=True)
+        assert writer.handle.wait().durable
+        loads(name)
+
+    def loads(name: str) -> None:
+        found = {"w": torch.zeros(400, 400), "b": torch.zeros(5), "note": ""}
+        reader = ckpt.StorageReader(f"s3://runs/dcp-again/{name}", **options)
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        assert torch.equal(found["w"], wanted["w"]) and torch.equal(found["b"], wanted["b"])
+        assert found["note"] == "kept"
+
+    try:
+        for meant in (ckpt.StorageWriter, ckpt.StorageReader):
+            with pytest.raises(forebay.InvalidRequest):
+                meant("s3://runs/a", client=site.client, retry_for=-1)
+        site.kill()
+        # Without it, at once.
+        writer = ckpt.StorageWriter("s3://runs/dcp-again/none", client=site.client)
+        with pytest.raises(dcp.CheckpointException):
+            dcp.save(wanted, storage_writer=writer, no_dist=True)
+        threading.Timer(1.0, site.start).start()
+        saves("before")
+        assert "tried again for 60 s" in caplog.text
+        planner = Dies()
+        saves("meanwhile", planner, overwrite=False)
+        assert planner.has_died
+        # After the files, and before the commit: they are written again.
+        finish = ckpt.StorageWriter.finish
+
+        def later(self, **about):
+            monkeypatch.undo()
+            starts_again()
+            finish(self, **about)
+
+        monkeypatch.setattr(ckpt.StorageWriter, "finish", later)
+        saves("between", overwrite=False)
+        # After the commit, whose answer is lost.
+        commit, ids = _wire.Writing.commit, []
+
+        def loses(self, **said):
+            ids.append(self.id)
+            made = commit(self, **said)
+            if len(ids) == 1:
+                starts_again()
+                raise forebay.ConnectionFailed("the answer is lost")
+            return made
+
+        monkeypatch.setattr(_wire.Writing, "commit", loses)
+        saves("after", overwrite=False)
+        monkeypatch.undo()
+        assert len(ids) >= 2 and len(set(ids)) == 1
+        # While it is read: the manifest, and then the files.
+        starts_again()
+        loads("after")
+        read = _wire.Reading.file_of
+
+        def dies(self, path):
+            monkeypatch.undo()
+            starts_again()
+            return read(self, path)
+
+        monkeypatch.setattr(_wire.Reading, "file_of", dies)
+        loads("meanwhile")
+        assert {c["state"] for c in staged(site, "dcp-again/")} <= {"durable"}
+    finally:
+        site.close()
+
+
+def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_again(tmp_path):
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    site = Site(tmp_path)
+    second = Site.__new__(Site)
+    second.origin, second.directory, second.starts = site.origin, tmp_path / "second", 0
+    second.options = {"listen": f"127.0.0.1:{free_port()}"}
+    second.start()
+
+    class Dies(DefaultSavePlanner):
+        times = 0
+
+        def resolve_data(self, item):
+            found = super().resolve_data(item)
+            self.times += 1
+            if self.times == 1:
+                second.kill()
+                threading.Timer(1.0, second.start).start()
+            return found
+
+    try:
+        name, plans, planners = "s3://runs/dcp-nodes/a", [], []
+        writers = [
+            ckpt.StorageWriter(name, client=of.client, retry_for=60) for of in (site, second)
+        ]
+        for rank, writer in enumerate(writers):
+            planner = Dies() if rank else DefaultSavePlanner()
+            writer.set_up_storage_writer(rank == 0)
+            planner.set_up_planner({f"w{rank}": torch.full((100,), float(rank))}, None, rank == 0)
+            plans.append(writer.prepare_local_plan(planner.create_local_plan()))
+            planners.append(planner)
+        planned, metadata = planners[0].create_global_plan(plans)
+        planned = writers[0].prepare_global_plan(planned)
+        results = [
+            writer.write_data(planner.finish_plan(plan), planner).wait()
+            for writer, plan, planner in zip(writers, planned, planners, strict=True)
+        ]
+        assert planners[1].times == 2 and isinstance(metadata, Metadata)
+        writers[0].finish(metadata, results)
+        assert writers[0].handle.wait(60).durable
+        found = {f"w{rank}": torch.full((100,), -1.0) for rank in range(2)}
+        import torch.distributed.checkpoint as dcp
+
+        reader = ckpt.StorageReader(name, client=site.client)
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        assert all(bool((found[f"w{rank}"] == rank).all()) for rank in range(2))
+    finally:
+        second.node.stop(signal.SIGKILL)
+        site.close()
+
+
+def test_ranks_of_dcp_at_one_node_that_is_started_again_fail_and_leave_nothing(tmp_path):
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+    try:
+        name = "s3://runs/dcp-ranks/a"
+        writers = [ckpt.StorageWriter(name, client=site.client, retry_for=30) for _ in range(2)]
+        plans, planners = [], []
+        for rank, writer in enumerate(writers):
+            planner = DefaultSavePlanner()
+            writer.set_up_storage_writer(rank == 0)
+            planner.set_up_planner({f"w{rank}": torch.full((100,), float(rank))}, None, rank == 0)
+            plans.append(writer.prepare_local_plan(planner.create_local_plan()))
+            planners.append(planner)
+        planned, metadata = planners[0].create_global_plan(plans)
+        planned = writers[0].prepare_global_plan(planned)
+        results = [
+            writer.write_data(planner.finish_plan(plan), planner).wait()
+            for writer, plan, planner in zip(writers, planned, planners, strict=True)
+        ]
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+        with pytest.raises(forebay.NotFound):
+            writers[0].finish(metadata, results)
+        assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
+    finally:
+        site.close()
+
+
+def test_a_read_that_fails_waits_for_no_other_that_is_made_again():
+    asked = threading.Event()
+
+    class Node:
+        """It refuses one file, and another cannot be reached."""
+
+        def _read_into(self, path, start, target):
+            if "refused" in path:
+                assert asked.wait(30)
+                raise forebay.PermissionDenied("no")
+            asked.set()
+            raise forebay.ConnectionFailed("it is down")
+
+    reading = _wire.Reading.__new__(_wire.Reading)
+    reading.open(Node(), "s3://runs/a", {"refused": 1, "down": 1}, 60)
+    reading.id = ""
+    began = time.monotonic()
+    with pytest.raises(forebay.PermissionDenied):
+        reading.fill([(file, 0, memoryview(bytearray(1))) for file in ("refused", "down")])
+    reading.close()
+    assert time.monotonic() - began < 45
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_ctrl_c_at_a_commit_leaves_a_whole_checkpoint_or_none(own, monkeypatch, sends, is_durable):
+    ckpt.save(state(1, 1), "s3://runs/c/a", client=own.client, wait="durable")
+    ask = _wire.ask
+
+    def interrupted(client, method, path, body=None):
+        if "commit=" not in path:
+            return ask(client, method, path, body)
+        monkeypatch.undo()
+        if sends:
+            ask(client, method, path, body)
+            if is_durable:
+                id = re.search("id=([0-9a-f]+)", path)[1]
+                ckpt.Checkpoint(client, "s3://runs/c/a", id).wait()
+        raise KeyboardInterrupt
+
+    if not is_durable:
+        own.pause()
+    monkeypatch.setattr(_wire, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.save(state(2, 1), "s3://runs/c/a", client=own.client)
+    own.go_on()
+    # What was durable by then stays; what was not is given up.
+    there = 2 if sends and is_durable else 1
+    assert same(ckpt.load("s3://runs/c/a", client=own.client), state(there, 1))
+    # The name is free at once.
+    saved = ckpt.save(state(3, 1), "s3://runs/c/a", client=own.client, wait="durable")
+    assert same(ckpt.load("s3://runs/c/a", client=own.client), state(3, 1))
+    assert [c.id for c in ckpt.list_durable("s3://runs/c", client=own.client)] == [saved.id]
+
+
+def test_ctrl_c_while_a_save_waits_until_it_is_durable_does_not_give_it_up(own):
+    own.pause()
+    threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.save(state(2, 1), "s3://runs/c/b", client=own.client, wait="durable")
+    own.go_on()
+    assert ckpt.Checkpoint(own.client, "s3://runs/c/b").wait(60).durable
+    assert same(ckpt.load("s3://runs/c/b", client=own.client), state(2, 1))
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overwrite):
     from forebay.checkpoint import _wire

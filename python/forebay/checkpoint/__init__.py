@@ -125,16 +125,10 @@ def save(
         else:
             _formats.save_torch(writing, state_dict)
 
-    saved = _wire.saved(
-        client_of(client),
-        name,
-        write,
-        overwrite=overwrite,
-        size=size,
-        meta=told,
-        deadline=deadline,
-        retry_for=retry_for,
+    saving = _wire.Saving(
+        client_of(client), name, write, overwrite=overwrite, size=size, retry_for=retry_for
     )
+    saved = saving.commit(meta=told, deadline=deadline)
     return saved.wait() if wait == "durable" else saved
 
 

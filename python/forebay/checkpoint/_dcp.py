@@ -66,6 +66,8 @@ class _Where:
     id: str
     rank: int
     coordinator: str
+    #: Whether there are no other ranks.
+    alone: bool
 
 
 def _bytes_of(plan: SavePlan) -> int:
@@ -105,7 +107,7 @@ def _files_of(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]
 
 
 #: What writers had begun that are gone: they failed before their end. The next one gives it up.
-_left: list[_wire.Writing] = []
+_left: list[_wire.Saving] = []
 
 
 def _refuse_caching(is_cached: bool) -> None:
@@ -138,6 +140,10 @@ class StorageWriter(_StorageWriter):
         overwrite: Whether it may replace a checkpoint of its name.
         deadline: Seconds within which it is to be durable.
         meta: JSON that readers of the manifest are told; at most 64 KiB.
+        retry_for: Seconds for which each step of a save is made again while the node cannot be
+            reached, or is over its limits. One rank alone, or one whose node is not that of rank 0,
+            writes its files anew when its node is started again. Where several ranks save through
+            one node, what the others had written is lost then, and the save fails: save again.
     """
 
     def __init__(
@@ -149,6 +155,7 @@ class StorageWriter(_StorageWriter):
         overwrite: bool = True,
         deadline: float | None = None,
         meta: dict[str, typing.Any] | None = None,
+        retry_for: float = 0.0,
     ) -> None:
         super().__init__()
         most = whole_number(threads)
@@ -159,15 +166,19 @@ class StorageWriter(_StorageWriter):
             _wire.split(self.path)
         self.client = client_of(client)
         self.threads, self.overwrite, self.deadline, self.meta = most, overwrite, deadline, meta
+        self.retry_for = retry_for
         self._told()
         #: What was saved last, at the coordinator.
         self.handle: _wire.Checkpoint | None = None
-        self._writing: _wire.Writing | None = None
+        self._saving: _wire.Saving | None = None
+        # Of a rank that is alone, what it has written.
+        self._results: list[WriteResult] | None = None
         self._save_id = uuid.uuid4().hex
         self._is_coordinator = False
 
     def _told(self) -> tuple[dict[str, typing.Any], float | None]:
         """What the commit says beside the files."""
+        _wire.checked_patience(self.retry_for)
         return _wire.checked_meta("dcp", self.meta), _wire.checked_deadline(self.deadline)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -175,9 +186,9 @@ class StorageWriter(_StorageWriter):
             self.path = os.fspath(checkpoint_id)
             _wire.split(self.path)
         # One that failed before its end.
-        if self._writing is not None:
-            self._writing.abandon()
-            self._writing = None
+        if self._saving is not None:
+            self._saving.give_up()
+        self._saving = self._results = None
         self._save_id = uuid.uuid4().hex
 
     def set_up_storage_writer(
@@ -194,30 +205,43 @@ class StorageWriter(_StorageWriter):
         self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return dataclasses.replace(plan, storage_data=_node.identity(self.client))
+        return dataclasses.replace(plan, storage_data=self._node())
+
+    def _node(self) -> str:
+        """The node that this rank writes to, since its last start."""
+
+        def ask() -> str:
+            return _node.identity(self.client)
+
+        return _wire.again(f"saving {self.path}", ask, self.retry_for)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
         while _left:
-            _left.pop().abandon()
+            _left.pop().give_up()
         # What several nodes take is not known here.
         size = sum(_bytes_of(plan) for plan in plans)
-        here = _node.identity(self.client)
+        here = self._node()
         same = all(plan.storage_data == here for plan in plans)
-        self._writing = _wire.Writing(
-            self.client, self._name(), overwrite=self.overwrite, size=size if same else None
+        self._results = None
+        self._saving = _wire.Saving(
+            self.client,
+            self._name(),
+            overwrite=self.overwrite,
+            size=size if same else None,
+            retry_for=self.retry_for,
         )
-        id = self._writing.id
+        id, alone = self._saving.begin().id, len(plans) == 1
         return [
-            dataclasses.replace(plan, storage_data=_Where(id, rank, here))
+            dataclasses.replace(plan, storage_data=_Where(id, rank, here, alone))
             for rank, plan in enumerate(plans)
         ]
 
     def __del__(self) -> None:
-        writing = getattr(self, "_writing", None)
+        saving = getattr(self, "_saving", None)
         # At the end of the interpreter, this module's names may be gone.
-        if writing is not None and _left is not None:
-            _left.append(writing)
+        if saving is not None and _left is not None:
+            _left.append(saving)
 
     def _name(self) -> str:
         assert self.path is not None
@@ -225,27 +249,63 @@ class StorageWriter(_StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         where: _Where = plan.storage_data
-        here = _node.identity(self.client) == where.coordinator
-        if here:
-            writing = _wire.Writing.joined(self.client, self._name(), where.id)
+        if where.alone and self._saving is not None:
+            # Whether or not its node was started again meanwhile.
+            results = self._write_all(self._saving, where, plan, planner)
+        elif self._node() != where.coordinator:
+            results = self._write_part(where, plan, planner)
         else:
-            writing = _wire.Writing(
-                self.client, self._name(), id=where.id, part=f"r{where.rank}", overwrite=True
-            )
-        try:
-            _refuse_caching(getattr(planner, "_enable_plan_caching", False))
-            results = self._write(writing, where, plan, planner, not here)
-            if not here and writing.files:
-                writing.commit()
-        except BaseException:
-            # The coordinator is not told before all ranks have ended, and then not here.
-            writing.abandon()
-            raise
-        if not here and not writing.files:
-            writing.abandon()
+            writing = _wire.Writing.joined(self.client, self._name(), where.id)
+            try:
+                results = self._write(writing, where, plan, planner, False)
+            except BaseException:
+                # The coordinator is not told before all ranks have ended, and then not here.
+                writing.abandon()
+                raise
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
+
+    def _write_part(self, where: _Where, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        """Files at another node than the coordinator's."""
+        results: list[WriteResult] = []
+
+        def write(writing: _wire.Writing) -> None:
+            results[:] = self._write(writing, where, plan, planner, True)
+
+        saving = _wire.Saving(
+            self.client,
+            self._name(),
+            write,
+            overwrite=True,
+            size=None,
+            retry_for=self.retry_for,
+            of=where.id,
+            part=f"r{where.rank}",
+        )
+        saving.write()
+        if saving.writing is not None and saving.writing.files:
+            saving.commit()
+        else:
+            saving.give_up()
+        return results
+
+    def _write_all(
+        self, saving: _wire.Saving, where: _Where, plan: SavePlan, planner: SavePlanner
+    ) -> list[WriteResult]:
+        """All files of a rank that is alone, which may have to be written once more at the end."""
+
+        def write(writing: _wire.Writing) -> None:
+            self._results = self._write(writing, where, plan, planner, False)
+
+        saving.write_files = write
+        try:
+            saving.write()
+        except BaseException:
+            self._saving = None
+            raise
+        assert self._results is not None
+        return self._results
 
     def _write(
         self,
@@ -255,6 +315,7 @@ class StorageWriter(_StorageWriter):
         planner: SavePlanner,
         elsewhere: bool,
     ) -> list[WriteResult]:
+        _refuse_caching(getattr(planner, "_enable_plan_caching", False))
         files = _files_of(plan.items, self.threads)
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
         for n, items in enumerate(files):
@@ -289,33 +350,37 @@ class StorageWriter(_StorageWriter):
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        writing = self._writing
-        assert writing is not None
-        try:
+        saving = self._saving
+        assert saving is not None
+        elsewhere: dict[str, int] = {}
+
+        def end(writing: _wire.Writing) -> None:
+            """Writes ``.metadata``, when all other files are there."""
             storage_data: dict[typing.Any, typing.Any] = {}
-            here: dict[str, int] = {}
-            elsewhere: dict[str, int] = {}
-            for result in (result for of_rank in results for result in of_rank):
+            written = results if self._results is None else [self._results]
+            for result in (result for of_rank in written for result in of_rank):
                 info = result.storage_data
-                (elsewhere if info.forebay["elsewhere"] else here)[info.forebay["file"]] = (
-                    info.forebay["file_bytes"]
-                )
+                name, size = info.forebay["file"], info.forebay["file_bytes"]
+                if info.forebay["elsewhere"]:
+                    elsewhere[name] = size
+                else:
+                    writing.add(name, size)
                 storage_data[result.index] = info
             metadata.version = "1.0.0"
             metadata.storage_data = storage_data
             metadata.storage_meta = self.storage_meta()
-            for name, size in here.items():
-                writing.add(name, size)
             writing.put(_METADATA, [pickle.dumps(metadata)])
+
+        try:
             meta, deadline = self._told()
-            self.handle = writing.commit(
-                last=[_METADATA], elsewhere=elsewhere, meta=meta, deadline=deadline
+            self.handle = saving.commit(
+                end=end, last=[_METADATA], elsewhere=elsewhere, meta=meta, deadline=deadline
             )
         except BaseException:
-            writing.abandon()
+            saving.give_up()
             raise
         finally:
-            self._writing = None
+            self._saving = self._results = None
 
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
@@ -417,6 +482,8 @@ class StorageReader(_StorageReader):
         path: The checkpoint's name; ``checkpoint_id`` of ``load`` replaces it.
         client: The node of this rank; by default the one of ``FOREBAY_NODE``.
         durable: Only what the origin has. By default, what is staged at the node counts too.
+        retry_for: Seconds for which each request is made again while the node cannot be reached, or
+            is over its limits, as when it is started again.
     """
 
     def __init__(
@@ -425,11 +492,13 @@ class StorageReader(_StorageReader):
         *,
         client: Client | None = None,
         durable: bool = False,
+        retry_for: float = 0.0,
     ) -> None:
         super().__init__()
         self.path = None if path is None else os.fspath(path)
         self.client = client_of(client)
         self.durable = durable
+        self.retry_for = _wire.checked_patience(retry_for)
         self._reading: _wire.Reading | None = None
         self._storage: dict[typing.Any, _StorageInfo] = {}
 
@@ -444,14 +513,16 @@ class StorageReader(_StorageReader):
                 "the checkpoint has no name", hint="StorageReader(path), or checkpoint_id= of load"
             )
         try:
-            self._reading = _wire.Reading(self.client, self.path, durable=self.durable)
+            self._reading = _wire.Reading(
+                self.client, self.path, durable=self.durable, retry_for=self.retry_for
+            )
             if _METADATA not in self._reading.sizes:
                 raise InvalidRequest(
                     f"{self.path} was not saved by torch.distributed.checkpoint",
                     hint="forebay.checkpoint.load() reads what forebay.checkpoint.save() saved",
                 )
         except NotFound as e:
-            self._reading = _Foreign(self.client, self.path, e)
+            self._reading = _Foreign(self.client, self.path, e, self.retry_for)
         metadata = pickle.loads(self._reading.read(_METADATA))
         # Nobody else reads it, and whether the rest is read is not known yet.
         self._reading.give_back()
@@ -587,7 +658,7 @@ class _Batch:
 
     def _finish_one(self) -> None:
         begun, held, use = self._begun.popleft()
-        _wire.finish(begun)
+        _wire.finish(begun, self._reading.stop)
         if use is not None:
             use()
         self._held -= held
@@ -596,6 +667,8 @@ class _Batch:
         """Waits until no memory is written to any more."""
         left = [future for futures, _, _ in self._begun for future in futures]
         self._begun.clear()
+        if left:
+            self._reading.stop.set()
         for future in left:
             future.cancel()
         wait(left)
@@ -604,13 +677,17 @@ class _Batch:
 class _Foreign(_wire.Reading):
     """A checkpoint of another writer: objects under a prefix, ``.metadata`` among them."""
 
-    def __init__(self, client: Client, name: str, missing: NotFound) -> None:
+    def __init__(self, client: Client, name: str, missing: NotFound, retry_for: float) -> None:
         bucket, prefix = _wire.split(name)
+
+        def look() -> int:
+            return client.head(f"{bucket}/{prefix}/{_METADATA}").size
+
         try:
-            size = client.head(f"{bucket}/{prefix}/{_METADATA}").size
+            size = _wire.again(f"loading {name}", look, retry_for)
         except NotFound:
             raise missing from None
-        self.open(client, name, {_METADATA: size})
+        self.open(client, name, {_METADATA: size}, retry_for)
         self.id = ""
 
     def path(self, file: str) -> str:

@@ -17,13 +17,14 @@ import time
 import typing
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 
 from .._arguments import check_client, is_unicode
 from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
 from .._pools import Pool
+from .._stop import Stop
 from ..errors import (
     AlreadyExists,
     Conflict,
@@ -485,8 +486,17 @@ class _Held(Conflict):
     """An earlier attempt at the same may be what is in the way."""
 
 
-def again(what: str, attempt: Callable[[], T], retry_for: float) -> T:
-    """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started."""
+def again(
+    what: str,
+    attempt: Callable[[], T],
+    retry_for: float,
+    failed: list[Error] | None = None,
+    stop: Stop | None = None,
+) -> T:
+    """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started,
+    unless ``stop`` is set. With ``failed``, a warning says so once for all who have that list.
+    """
+    failed = [] if failed is None else failed
     passing = (*PASSING, _Held)
 
     def told() -> T:
@@ -494,87 +504,158 @@ def again(what: str, attempt: Callable[[], T], retry_for: float) -> T:
             return attempt()
         except passing as e:
             if retry_for and not failed:
+                failed.append(e)
                 log.warning("%s: tried again for %g s: %s", what, retry_for, e)
-            failed.append(e)
             raise
 
-    failed: list[Error] = []
-    return patiently(told, retry_for, threading.Event(), Meter(), passing=passing)
+    return patiently(told, retry_for, stop or Stop(), Meter(), passing=passing)
 
 
-def saved(
-    client: Client,
-    name: str,
-    write: Callable[[Writing], object],
-    *,
-    overwrite: bool,
-    size: int,
-    meta: dict[str, typing.Any],
-    deadline: float | None,
-    retry_for: float,
-) -> Checkpoint:
-    """A checkpoint of what ``write`` writes, which is staged when this returns.
+class Saving:
+    """A checkpoint that is begun, written and committed, with patience.
 
     It is made anew, under another id, if the node fails meanwhile; but not if only the answer to
     its commit was lost. What an attempt left is given up by the next one, or at the end.
     """
-    # What the attempt before began, and whether all of it was written: it may be committed then.
-    begun: Writing | None = None
-    is_written, is_first = False, True
 
-    def commit(writing: Writing) -> Checkpoint:
-        return writing.commit(meta=meta, deadline=deadline)
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        write: Callable[[Writing], object] | None = None,
+        *,
+        overwrite: bool,
+        size: int | None,
+        retry_for: float,
+        of: str | None = None,
+        part: str | None = None,
+    ) -> None:
+        # `of`: the id of a checkpoint that was begun at another node, of which this is a part.
+        self._client, self._name, self._overwrite, self._size = client, name, overwrite, size
+        self._retry_for, self._of, self._part = retry_for, of, part
+        #: What writes its files; it may be set once it is begun. None: others write them, and it
+        #: cannot be made anew.
+        self.write_files = write
+        #: The one of the last attempt.
+        self.writing: Writing | None = None
+        self._begins = 0
+        # Of that one: nothing goes on with it; all of it is written; it may be committed.
+        self._is_over = self._is_written = self._is_told = False
 
-    def committed(writing: Writing) -> Checkpoint | None:
-        """The commit once more, which changes nothing if it was made; None if this is not known."""
+    def begin(self) -> Writing:
+        """Begins it, before it is known what is written."""
+        return self._again(self._begun)
+
+    def write(self) -> None:
+        """Writes its files."""
+        self._again(self._write)
+
+    def commit(
+        self, *, end: Callable[[Writing], object] | None = None, **said: typing.Any
+    ) -> Checkpoint:
+        """Writes its files, if that is not done, and ``end``; and commits it."""
+
+        def attempt() -> Checkpoint:
+            if self._is_told:
+                made = self._committed(said)
+                if made is not None:
+                    return made
+                self._is_over = True
+            writing = self._write()
+            if end is not None:
+                with self._is_known():
+                    end(writing)
+            self._is_told = True
+            with self._is_known():
+                return writing.commit(**said)
+
+        return self._again(attempt)
+
+    def give_up(self) -> None:
+        """Nothing becomes visible, unless it is durable."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.abandon()
+
+    def _again(self, attempt: Callable[[], T]) -> T:
         try:
-            return commit(writing)
+            return again(f"saving {self._name}", attempt, self._retry_for)
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _begun(self) -> Writing:
+        if self.writing is not None:
+            if not self._is_over:
+                return self.writing
+            self.writing.abandon()
+        self.writing = None
+        self._is_over = self._is_written = self._is_told = False
+        self._begins += 1
+        part = self._part
+        if part is not None and self._begins > 1:
+            # What the last attempt began may still be there.
+            part = f"{part}-{self._begins}"
+        try:
+            self.writing = Writing(
+                self._client,
+                self._name,
+                overwrite=self._overwrite,
+                size=self._size,
+                id=self._of,
+                part=part,
+            )
+        except Conflict as e:
+            if self._begins == 1 or isinstance(e, AlreadyExists):
+                raise
+            # What an attempt began whose answers were lost gives way soon.
+            raise _Held(e.message, hint=e.hint) from e
+        return self.writing
+
+    def _write(self) -> Writing:
+        writing = self._begun()
+        if not self._is_written:
+            if self.write_files is not None:
+                with self._is_known():
+                    self.write_files(writing)
+            self._is_written = True
+        return writing
+
+    @contextlib.contextmanager
+    def _is_known(self) -> Iterator[None]:
+        """What fails in here may be done anew if the node does not know any more what was begun."""
+        try:
+            yield
+        except NotFound as e:
+            self._is_over |= not self._is_told
+            if not self._retry_for or self.write_files is None:
+                raise
+            raise ConnectionFailed(
+                f"{self._name}: the node does not know any more what was begun: {e.message}",
+                hint="it was started again meanwhile, or another one answers",
+            ) from e
+        except BaseException:
+            # Files are not written twice.
+            self._is_over |= not self._is_written
+            raise
+
+    def _committed(self, said: dict[str, typing.Any]) -> Checkpoint | None:
+        """The commit once more, which changes nothing if it was made; None if this is not known."""
+        assert self.writing is not None
+        try:
+            return self.writing.commit(**said)
         except NotFound:
             # Durable, perhaps, and its copy on the node's disk gone.
-            made = Checkpoint(client, name, writing.id)
+            made = Checkpoint(self._client, self._name, self.writing.id)
             with contextlib.suppress(NotFound, PermissionDenied, ServerError, Timeout):
-                return made if made.durable else None
+                if made.durable:
+                    return made
+            if self.write_files is None:
+                raise
             return None
         except Conflict as e:
             # The first one goes on.
             raise _Held(e.message, hint=e.hint) from e
-
-    def begin(is_first: bool) -> Writing:
-        try:
-            return Writing(client, name, overwrite=overwrite, size=size)
-        except Conflict as e:
-            if is_first or isinstance(e, AlreadyExists):
-                raise
-            # What an attempt began whose answers were lost gives way soon.
-            raise _Held(e.message, hint=e.hint) from e
-
-    def attempt() -> Checkpoint:
-        nonlocal begun, is_written, is_first
-        was_first, is_first = is_first, False
-        if begun is not None:
-            if is_written and (made := committed(begun)) is not None:
-                return made
-            begun.abandon()
-        begun, is_written = None, False
-        begun = begin(was_first)
-        try:
-            write(begun)
-            is_written = True
-            return commit(begun)
-        except NotFound as e:
-            if not retry_for:
-                raise
-            raise ConnectionFailed(
-                f"{name}: the node does not know any more what was begun: {e.message}",
-                hint="it was started again meanwhile, or another one answers",
-            ) from e
-
-    try:
-        return again(f"saving {name}", attempt, retry_for)
-    except BaseException:
-        if begun is not None:
-            begun.abandon()
-        raise
 
 
 class Replaced(Conflict):
@@ -584,16 +665,30 @@ class Replaced(Conflict):
 class Reading:
     """A checkpoint that is read: its manifest, and ranges of its files, many at the same time."""
 
-    def __init__(self, client: Client, name: str, *, durable: bool = False) -> None:
+    def __init__(
+        self, client: Client, name: str, *, durable: bool = False, retry_for: float = 0.0
+    ) -> None:
+        # `retry_for`: seconds for which each request is made again while the node is started.
         place = split(name)
         self._manifest = path_of(*place, manifest="true", durable="true" if durable else None)
-        manifest: dict[str, typing.Any] = ask(client, "GET", self._manifest)
-        self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]})
+
+        def look() -> dict[str, typing.Any]:
+            manifest: dict[str, typing.Any] = ask(client, "GET", self._manifest)
+            return manifest
+
+        manifest = again(f"loading {name}", look, retry_for)
+        self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]}, retry_for)
         self.id: str = manifest["id"]
         self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
 
-    def open(self, client: Client, name: str, sizes: dict[str, int]) -> None:
+    def open(
+        self, client: Client, name: str, sizes: dict[str, int], retry_for: float = 0.0
+    ) -> None:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
+        self._retry_for = retry_for
+        self._failed: list[Error] = []
+        #: Set when nobody waits any more.
+        self.stop = Stop()
         self._pool = Pool(_PARALLEL, thread_name_prefix="forebay-read")
         # What the node lends is read without it, by threads for it alone; None: it does not lend
         # the file. The file that was borrowed first is given back first.
@@ -698,6 +793,12 @@ class Reading:
         self._ask_into(file, start, target)
 
     def _ask_into(self, file: str, start: int, target: memoryview) -> None:
+        def attempt() -> None:
+            self._ask_once(file, start, target)
+
+        again(f"loading {self.name}", attempt, self._retry_for, self._failed, self.stop)
+
+    def _ask_once(self, file: str, start: int, target: memoryview) -> None:
         for is_last in (False, True):
             try:
                 self.client._read_into(self.path(file), start, target)
@@ -738,9 +839,11 @@ class Reading:
             first.add_done_callback(_close)
         try:
             mine.set_result(self.client._borrow(self.path(file)))
-        except BaseException:
+        except BaseException as e:
             mine.set_result(None)
-            raise
+            # It is asked for, again and again, where it is read.
+            if not (self._retry_for and isinstance(e, PASSING)):
+                raise
         return mine.result()
 
     def borrow_ahead(self) -> None:
@@ -769,7 +872,7 @@ class Reading:
 
     def fill(self, jobs: Iterable[tuple[str, int, memoryview]]) -> None:
         """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
-        finish([piece for job in jobs for piece in self.begin(*job)])
+        finish([piece for job in jobs for piece in self.begin(*job)], self.stop)
 
     def read(self, file: str) -> bytearray:
         """All bytes of a file."""
@@ -796,12 +899,16 @@ def _close(borrowed: Future[_Borrowed | None]) -> None:
         file.close()
 
 
-def finish(begun: Sequence[Future[None]]) -> None:
-    """Waits for all, and raises what one of them raised. Their memory may go afterwards."""
+def finish(begun: Sequence[Future[None]], stop: Stop | None = None) -> None:
+    """Waits for all, and raises what one of them raised. Their memory may go afterwards; those that
+    are made again are not then, if they have this ``stop``.
+    """
     try:
         for future in begun:
             future.result()
     except BaseException:
+        if stop is not None:
+            stop.set()
         for future in begun:
             future.cancel()
         wait(begun)
