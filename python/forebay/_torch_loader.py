@@ -378,12 +378,12 @@ class Resumable:
         dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
         self._state = self._before = data.begin
         self._ahead = Ahead()
-        #: How often a loop began, or a state was loaded: that ends the loop before.
-        self._begun = 0
+        #: Replaced whenever a loop begins, or a state is loaded: that ends the loop before.
+        self._current = object()
 
     def __iter__(self) -> Iterator[Any]:
-        self._begun += 1
-        begun = self._begun
+        # At once: of two threads that begin in the same moment, one has its loop.
+        begun = self._current = object()
         state = self._state = self._trained
         self._ahead.look()
         self.data._go_to(state)
@@ -391,9 +391,9 @@ class Resumable:
         taken = iter(self.dataloader)
         # Looked at before a batch is taken, too: workers that persist would give one of the loop
         # that has begun since.
-        while begun == self._begun and (made := next(taken, None)) is not None:
+        while begun is self._current and (made := next(taken, None)) is not None:
             batch, after = made
-            if begun != self._begun:
+            if begun is not self._current:
                 return
             if after is None:
                 raise InvalidRequest(
@@ -403,7 +403,7 @@ class Resumable:
             self._ahead.takes()
             self._before, self._state = self._state, after
             yield batch
-        if begun != self._begun:
+        if begun is not self._current:
             return
         self._before = self._state = self.data.loader.ended(self._state, until)
 
@@ -440,7 +440,7 @@ class Resumable:
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
         self._before = self._state = self.data.loader.checked(state, strict)
-        self._begun += 1
+        self._current = object()
 
 
 def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import forebay
 import numpy as np
@@ -1321,6 +1322,34 @@ def test_a_loop_says_that_another_one_has_begun(ds):
     loader.close()
     with pytest.raises(StopIteration):
         next(third)
+
+
+def test_of_two_loops_over_a_resumable_that_begin_in_one_moment_one_goes_on(ds, monkeypatch):
+    resumable = Resumable(DataLoader(ds.loader(10).torch(), batch_size=None))
+    both, look = threading.Barrier(2, timeout=60), resumable._ahead.look
+
+    class Counts(int):
+        """What counts loops: both threads read it before one of them has written."""
+
+        def __add__(self, other):
+            both.wait()
+            return int(self) + other
+
+    def together():
+        # Both know where they begin before one of them has taken a batch.
+        both.wait()
+        look()
+
+    monkeypatch.setattr(resumable._ahead, "look", together)
+    for name, value in list(vars(resumable).items()):
+        if type(value) is int:
+            setattr(resumable, name, Counts(value))
+    loops = [iter(resumable) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        begun = [made.result() for made in [pool.submit(next, loop, None) for loop in loops]]
+    lengths = sorted(len(list(loop)) for loop in loops)
+    # One of them ends, whether or not it got a first batch.
+    assert lengths[0] == 0 and lengths[1] == 9, (lengths, begun)
 
 
 def test_the_length_is_that_of_one_loop(ds):
