@@ -29,6 +29,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
+from fsspec.utils import tokenize
 
 from ._forebay import Client, ObjectInfo
 from ._pools import Pool
@@ -43,14 +44,18 @@ SINGLE_REQUESTS = 8
 
 
 class _Kept(_Cached):
-    """fsspec keeps filesystems by the texts of their arguments. That of a client says nothing of
-    its token and its options, so a filesystem with one is not kept.
+    """fsspec keeps filesystems by the texts of their arguments, and those with the same texts are
+    equal. The text of a client says nothing of its token and its options: a filesystem with one is
+    not kept, and is equal to those that have the same client.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("client") is not None:
-            kwargs["skip_instance_cache"] = True
-        return super().__call__(*args, **kwargs)
+        client = kwargs.get("client")
+        if client is None:
+            return super().__call__(*args, **kwargs)
+        made = super().__call__(*args, **{**kwargs, "skip_instance_cache": True})
+        made._fs_token_ = tokenize(made._fs_token_, id(client))
+        return made
 
 
 class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
@@ -333,17 +338,27 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     ) -> None:
         """Removes objects; with ``recursive`` all objects under the paths."""
         paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        directories = {p for p in paths if recursive and self._kind(p) == "directory"}
-        for name in paths:
-            if name in directories:
-                continue
+        if not recursive:
+            for name in paths:
+                self.rm_file(name)
+            return
+
+        def removed(name: str) -> bool:
+            if "/" not in name:
+                return False
             try:
                 self.rm_file(name)
             except NotFound:
-                # Of many, somebody else may have removed one meanwhile.
-                if not recursive:
-                    raise
-        # They go with what is in them, and with the object that stands for one.
+                # A directory; or somebody else has removed it meanwhile.
+                return False
+            return True
+
+        # Directories go with what is in them, and with the object that stands for one.
+        directories = {parent for name in paths for parent in _parents(name)}.intersection(paths)
+        with Pool(SINGLE_REQUESTS, thread_name_prefix="forebay-rm") as pool:
+            for name, was_there in zip(paths, pool.map(removed, paths), strict=True):
+                if not was_there:
+                    directories.add(name)
         for name in directories:
             for info in itertools.islice(self.client.list(f"{name}/", page_size=1), 1):
                 if _is_marker(info) and info.name == f"{name}/":
@@ -438,6 +453,13 @@ class ForebayFile(AbstractBufferedFile):
         # There is no upload before a whole block was written.
         if (spool := getattr(self, "_spool", None)) is not None:
             spool.close()
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The directories that a path is in."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _only_missing(error: OSError) -> None:

@@ -294,23 +294,47 @@ def test_directories_that_are_empty(fs, origin_s3, scratch, tmp_path):
 def test_what_another_removes_meanwhile_does_not_end_a_removal(fs, scratch, monkeypatch):
     base = f"scratch/{scratch}"
     fs.pipe({f"{base}/{name}": b"1" for name in "abc"})
-    info, gone = fs.info, ["b", "a"]
+    rm_file, gone = fs.rm_file, ["b", "a"]
 
-    def removes(path, **options):
-        found = None
-        # One before it is looked at, and one after.
-        if path.endswith("/a"):
-            found = info(path)
+    def removes(path):
         if path.rsplit("/", 1)[-1] in gone:
             gone.remove(path.rsplit("/", 1)[-1])
             fs.client.delete(path)
-        return found or info(path, **options)
+        rm_file(path)
 
-    monkeypatch.setattr(fs, "info", removes)
+    monkeypatch.setattr(fs, "rm_file", removes)
     fs.rm(base, recursive=True)
     assert fs.find(base) == gone == []
     with pytest.raises(FileNotFoundError):
         fs.rm(f"{base}/c")
+
+
+def test_a_removal_asks_for_nothing_of_each_object(fs, origin_s3, scratch, monkeypatch):
+    base = f"scratch/{scratch}"
+    names = [f"{base}/a/{i}" for i in range(30)] + [f"{base}/a/b/{i}" for i in range(10)]
+    fs.pipe(dict.fromkeys([*names, f"{base}/other"], b"1"))
+    info, asked = fs.info, []
+
+    def counts(path, **options):
+        asked.append(path)
+        return info(path, **options)
+
+    monkeypatch.setattr(fs, "info", counts)
+    fs.rm([f"{base}/a"], recursive=True)
+    assert len(asked) <= 2
+    there = origin_s3.list_objects_v2(Bucket="scratch", Prefix=scratch)["Contents"]
+    assert [o["Key"] for o in there] == [f"{scratch}/other"]
+
+
+def test_filesystems_with_other_clients_are_not_equal(node):
+    clients = [forebay.Client(node.url, token=token) for token in ("a", "b")]
+    one, same, other = (
+        fsspec.filesystem("forebay", client=client) for client in (*clients[:1] * 2, clients[1])
+    )
+    assert one == same and hash(one) == hash(same)
+    assert one.__dask_tokenize__() == same.__dask_tokenize__()
+    assert one != other and hash(one) != hash(other)
+    assert one.__dask_tokenize__() != other.__dask_tokenize__()
 
 
 def test_each_client_has_its_own_filesystem(node):
