@@ -765,6 +765,10 @@ class ShardLoader(Loader[Any]):
             for at in range(group, len(order.spans(epoch))):
                 here = open_group(self.shards, order, options, epoch, at).rows
                 if goal < rows + here:
+                    is_last = at + 1 == len(order.spans(epoch))
+                    if is_last and options.uneven == "drop" and rows + here - goal < stride:
+                        # What is left makes no step.
+                        return order.at(epoch + 1)
                     return order.at(epoch, goal - rows, at)
                 rows += here
             left = rows - begun

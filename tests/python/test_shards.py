@@ -695,6 +695,17 @@ def test_a_stateful_dataloader_resumes_at_every_step(shards, uneven):
         assert [keys([batch]) for batch in loader] == whole[steps:], steps
 
 
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_the_state_after_so_many_steps_is_that_of_the_loop(shards, uneven):
+    """Also where the last group of an epoch ends with rows that make no step."""
+    for size in (2, 3, 4, 5, 7, 11):
+        loader = shards.loader(size, shuffle=forebay.Block(2), seed=3, epochs=2, uneven=uneven)
+        start = loader.state_dict()
+        states = [loader.state_dict() for _ in loader]
+        for steps in (1, 5, len(states) // 2, len(states) // 2 + 1, len(states)):
+            assert loader.after(start, steps) == states[steps - 1], (size, steps)
+
+
 def test_a_sample_that_fails_is_named_by_its_place_in_a_shard(shards):
     def fails(row):
         raise ValueError(row["__key__"])
