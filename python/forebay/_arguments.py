@@ -5,6 +5,7 @@ numbers may be; and how columns differ that have to be the same.
 from __future__ import annotations
 
 import operator
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -22,6 +23,9 @@ GROUP_BLOCKS_MAX = 1 << 20
 CONNECTIONS_MAX = 256
 #: What makes a source a pattern, where no backslash is before it.
 WILDCARD = re.compile(r"(?<!\\)(?:\\\\)*[*?[]")
+#: What a job may be called, as the node has it.
+JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
+JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
 #: What numbers of 64 bits end with, such as seeds.
 U64_MAX = (1 << 64) - 1
 
@@ -110,6 +114,27 @@ def client_of(given: Client | None) -> Client:
     if given is None:
         return Client()
     check_client(given)
+    return given
+
+
+def job_name(given: Any) -> str | None:
+    """What a job is called: ``job=``, or ``FOREBAY_JOB``.
+
+    Raises:
+        TypeError, ValueError, InvalidRequest: It cannot be called that.
+    """
+    if given is None:
+        named = os.environ.get("FOREBAY_JOB") or None
+        if named is not None and not JOB_NAME.fullmatch(named):
+            raise InvalidRequest(
+                f"FOREBAY_JOB is {named!r}, which is not the name of a job",
+                hint=f"give {JOB_NAME_TEXT}, or unset it",
+            )
+        return named
+    if not isinstance(given, str):
+        raise TypeError(f"job must be {JOB_NAME_TEXT}, not {given!r}")
+    if not JOB_NAME.fullmatch(given):
+        raise ValueError(f"job must be {JOB_NAME_TEXT}, not {given!r}")
     return given
 
 

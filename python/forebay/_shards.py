@@ -41,6 +41,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    job_name,
     source_names,
     whole_number,
 )
@@ -97,6 +98,7 @@ def open_shards(
     part_bytes: int = PART_BYTES,
     decode: Callable[[dict[str, Any]], Any] | None = None,
     progress: bool | None = None,
+    job: str | None = None,
 ) -> Shards:
     """Opens tar shards whose rows are found as they are read: the first batch waits for the
     beginnings of a few shards, not for all of them.
@@ -120,7 +122,7 @@ def open_shards(
             ``.tar.gz`` or ``.tar.lz4`` are left out. Up to 15 that are written out, with braces or
             in a list, need no listing: where the bucket is cached, the request that brings their
             first bytes tells size and version.
-        client, url, origin, cache, decode, progress: As for :func:`forebay.open`.
+        client, url, origin, cache, decode, progress, job: As for :func:`forebay.open`.
         columns: Read only these. Default: all that the shards at hand have.
         schema: The columns, as for :func:`forebay.open`. Where shards differ in their fields, this
             makes the columns of all batches the same.
@@ -142,11 +144,15 @@ def open_shards(
     check_client(client)
     sources = source_names(source)
     check_function("decode", decode)
+    job = job_name(job)
     size = whole_number(part_bytes)
     if size is None or size < 1:
         raise ValueError(f"part_bytes is a whole number above 0, not {part_bytes!r}")
     spec: dict[str, Any] = {"sources": sources, "format": "objects", "begin": True}
-    with Bar(f"listing {sources[0]}", unit="files", show=progress) as bar:
+    with (
+        Bar(f"listing {sources[0]}", unit="files", show=progress) as bar,
+        _node.works_for(job),
+    ):
         info = _node.open_dataset(client, spec, lambda now: bar.to(now["listed"], None))
     options: dict[str, Any] = {"format": "tar"}
     if schema is not None:

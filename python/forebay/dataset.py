@@ -33,6 +33,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    job_name,
     members,
     source_names,
     whole_number,
@@ -127,6 +128,7 @@ def open(
     block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
+    job: str | None = None,
 ) -> Dataset[Row]: ...
 @overload
 def open(
@@ -146,6 +148,7 @@ def open(
     block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
+    job: str | None = None,
 ) -> Dataset[S]: ...
 def open(
     source: str | Sequence[str],
@@ -164,6 +167,7 @@ def open(
     block_size: int | None = None,
     on_damaged: str = "error",
     progress: bool | None = None,
+    job: str | None = None,
 ) -> Dataset[Any]:
     """Opens a dataset at a node.
 
@@ -199,6 +203,8 @@ def open(
         progress: Draw a line on the terminal while it takes long: files listed, then files whose
             footers, headers or directories were read. None: on terminals. The client's ``timeout``
             does not limit how long this takes, only how long the node may be silent.
+        job: On whose account is what the node reads for it, as for :meth:`Dataset.loader`
+            (``forebay report`` shows it). Default: ``FOREBAY_JOB``; without one, it is on no job's.
 
     Raises:
         NotFound: No file matches, or one went away meanwhile.
@@ -218,6 +224,7 @@ def open(
     check_client(client)
     sources = source_names(source)
     check_function("decode", decode)
+    job = job_name(job)
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
         spec["format"] = format
@@ -240,7 +247,8 @@ def open(
             to_index = now.get("to_index", 0)
             bar.to(now["indexed"] if to_index else now["listed"], to_index or None)
 
-        info = _node.open_dataset(client, spec, said)
+        with _node.works_for(job):
+            info = _node.open_dataset(client, spec, said)
     names = Counter(field["name"] for field in _fields(info["schema"]))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidRequest(

@@ -8,7 +8,6 @@ import importlib
 import logging
 import math
 import os
-import re
 import sys
 import threading
 import uuid
@@ -29,6 +28,7 @@ from ._arguments import (
     U64_MAX,
     check_function,
     column_names,
+    job_name,
     whole_number,
 )
 from ._decode import NOTHING, Decode, OnError, Recipe
@@ -71,9 +71,6 @@ NUMBERS = {
     "window_bytes": (1, U64_MAX),
     "max_skipped": (0, U64_MAX),
 }
-#: What a job may be called, as the node has it.
-JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
-JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
 
 #: What batches are made with: the module, and what it is called.
 FRAMEWORKS = {
@@ -233,16 +230,7 @@ class Options:
             raise ValueError(
                 "connections=, window_bytes= and nodes= apply to streams: give stream=True"
             )
-        if self.job is not None and not isinstance(self.job, str):
-            raise TypeError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
-        if self.job is not None and not JOB_NAME.fullmatch(self.job):
-            raise ValueError(f"job must be {JOB_NAME_TEXT}, not {self.job!r}")
-        if self.job is None and (named := os.environ.get("FOREBAY_JOB")):
-            if not JOB_NAME.fullmatch(named):
-                raise InvalidRequest(
-                    f"FOREBAY_JOB is {named!r}, which is not the name of a job",
-                    hint=f"give {JOB_NAME_TEXT}, or unset it",
-                )
+        job_name(self.job)
         to_wire(self.shuffle)
 
     def _check_pack(self, pack: Any) -> None:

@@ -607,6 +607,20 @@ def test_bytes_come_from_the_origin_once_and_then_from_here(own, stream):
         assert any(line.startswith("joules of the node: ") for line in report["absent"])
 
 
+def test_what_is_read_for_an_opening_is_on_the_account_of_its_job(own, monkeypatch):
+    for given, env, name in (("opens", "", "opens"), (None, "opens-too", "opens-too")):
+        monkeypatch.setenv("FOREBAY_JOB", env)
+        ds = forebay.open("tables/a/*.parquet", url=own.url, job=given)
+        said = json.loads(ds.client.job(name))
+        assert said["rows"] == 0 and said["origin_requests"] > 0
+    monkeypatch.setenv("FOREBAY_JOB", "two words")
+    for opens in (forebay.open, forebay.open_shards):
+        with pytest.raises(forebay.InvalidRequest, match="FOREBAY_JOB"):
+            opens("tables/a/*.parquet", url=own.url)
+        with pytest.raises(ValueError, match="job must be"):
+            opens("tables/a/*.parquet", url=own.url, job="two words")
+
+
 def test_jobs_do_not_pay_for_each_other(own, monkeypatch):
     ds = forebay.open("tables/a/*.parquet", url=own.url)
     list(ds.loader(batch_size=10, job="pays"))

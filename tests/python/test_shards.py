@@ -736,8 +736,8 @@ def test_a_wait_for_the_rows_of_shards_is_charged_to_its_cause(shards, monkeypat
     assert waits[cause] > others
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_finding_rows_takes_is_for_the_job(tmp_path, stream):
+@pytest.mark.parametrize(("stream", "job"), [(False, None), (True, None), (False, "finds")])
+def test_what_finding_rows_takes_is_for_the_job(tmp_path, stream, job):
     (tmp_path / "sets").mkdir()
     row = {"bin": bytes(64 << 10)}
     for shard in range(2):
@@ -746,13 +746,15 @@ def test_what_finding_rows_takes_is_for_the_job(tmp_path, stream):
     options = ["--origin", f"file://{tmp_path / 'sets'}"]
     node = Node("", [], tmp_path / "node", options=options)
     try:
-        shards = forebay.open_shards("sets/new-*.tar", url=node.url, part_bytes=2 << 20)
+        options = {"url": node.url, "part_bytes": 2 << 20}
+        shards = forebay.open_shards("sets/new-*.tar", **options, job=job)
         size = sum(file.size for file in shards.files)
         loader = shards.loader(10, shuffle=forebay.Block(2), stream=stream, job="finds")
         assert sum(len(batch) for batch in loader) == 200
         origin = loader.report(order=False).json()["origin"]
-        # The first bytes of each shard came when they were listed, before there was a job.
-        assert size - 2 * (2 << 20) <= origin["read_bytes"] <= size and origin["reads"] > 0
+        # The first bytes of each shard came when they were listed, for nobody or for the job.
+        first = 0 if job else 2 * (2 << 20)
+        assert size - first <= origin["read_bytes"] <= size and origin["reads"] > 0
         assert json.loads(shards.client.job("finds"))["origin_bytes"] == origin["read_bytes"]
     finally:
         node.stop()
