@@ -131,6 +131,9 @@ def _drop_output() -> None:
 
 
 def _code(error: BaseException) -> str:
+    # A node says it. It knows more kinds than there are classes here.
+    if isinstance(error, Error) and error.code is not None:
+        return error.code
     found = next((code for kind, code in CODES if isinstance(error, kind)), None)
     return found or FAILED.get(getattr(error, "status", None) or 0, "internal")
 

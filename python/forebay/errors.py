@@ -1,9 +1,10 @@
 """What can go wrong, as exceptions.
 
 Each exception says what happened (``message``), what to do about it (``hint``), the HTTP status
-that the node answered with (``status``, if it answered) and the id under which the node logged the
-request (``request_id``). All derive from :class:`Error`; where Python has an exception of the same
-meaning, they derive from that too, so that ``except FileNotFoundError`` works.
+that the node answered with (``status``, if it answered), the kind of error in its words (``code``)
+and the id under which the node logged the request (``request_id``). All derive from :class:`Error`;
+where Python has an exception of the same meaning, they derive from that too, so that ``except
+FileNotFoundError`` works.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Error(Exception):
         hint: What to do about it, or None.
         status: The HTTP status of the node's answer, or None if it gave none.
         request_id: The id of the request in the node's log, or None.
+        code: What kind of error it is, in the words of the node and of the commands' ``--json``,
+            such as ``"bucket_not_found"``; None where only this process has looked.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Error(Exception):
         hint: str | None = None,
         status: int | None = None,
         request_id: str | None = None,
+        code: str | None = None,
     ) -> None:
         # Only one positional argument: DataLoader rebuilds a worker's exception from its text
         # alone.
@@ -59,19 +63,26 @@ class Error(Exception):
         self.hint = hint
         self.status = status
         self.request_id = request_id
+        self.code = code
 
     def __str__(self) -> str:
         text = f"{self.message} ({self.hint})" if self.hint else self.message
         return f"{text} [request {self.request_id}]" if self.request_id else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.status, self.request_id)
+        about = self.message, self.hint, self.status, self.request_id, self.code
+        return _rebuild, (type(self), *about)
 
 
 def _rebuild(
-    cls: type[Error], message: str, hint: str | None, status: int | None, request_id: str | None
+    cls: type[Error],
+    message: str,
+    hint: str | None,
+    status: int | None,
+    request_id: str | None,
+    code: str | None,
 ) -> Error:
-    return cls(message, hint=hint, status=status, request_id=request_id)
+    return cls(message, hint=hint, status=status, request_id=request_id, code=code)
 
 
 class InvalidRequest(Error, ValueError):

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import pickle
 import re
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import forebay
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forebay.show import main as show_main
 from servers import Node, forebay_program
 
 ROWS = 300
@@ -196,6 +198,22 @@ def test_what_is_wrong_is_said(shown):
     assert json.loads(failed.stderr)["error"]["code"] == "invalid"
     nobody = show(shown, "bk/table/", "--node", "http://127.0.0.1:9")
     assert nobody.returncode == 1 and "cannot connect to http://127.0.0.1:9" in nobody.stderr
+
+
+def test_the_code_of_an_error_is_that_of_the_node(monkeypatch, capsys):
+    said = forebay.NotFound("no bucket", status=404, code="bucket_not_found")
+    assert pickle.loads(pickle.dumps(said)).code == "bucket_not_found"
+
+    def refuses(*_, **__):
+        raise said
+
+    monkeypatch.setattr(forebay, "open", refuses)
+    assert show_main(["b/x/", "--json"]) == 1
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "bucket_not_found"
+    # By its class, where only this process has looked.
+    said.code = None
+    assert show_main(["b/x/", "--json"]) == 1
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "not_found"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
