@@ -194,6 +194,15 @@ def test_what_is_wrong_is_said(shown):
         error = json.loads(failed.stderr)["error"]
         assert "bk/none" in error["message"] and isinstance(error["causes"], list), command
         assert error["code"] == "not_found", command
+        # A bucket that is not served is another thing.
+        command[1] = "nowhere/none"
+        failed = subprocess.run(
+            [forebay_program(), *command, "--json", "--node", shown.url],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert json.loads(failed.stderr)["error"]["code"] == "bucket_not_found", command
     failed = show(shown, "--json", "bk/table/", "--rows", "-1")
     assert json.loads(failed.stderr)["error"]["code"] == "invalid"
     nobody = show(shown, "bk/table/", "--node", "http://127.0.0.1:9")

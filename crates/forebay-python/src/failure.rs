@@ -90,6 +90,9 @@ pub struct Failure {
     pub hint: Option<String>,
     pub status: Option<u16>,
     pub request_id: Option<String>,
+    /// The code of its kind, which says more than the class; none where only this process has
+    /// looked.
+    pub code: Option<&'static str>,
 }
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -102,6 +105,7 @@ impl Failure {
             hint: None,
             status: None,
             request_id: None,
+            code: None,
         }
     }
 
@@ -143,7 +147,7 @@ impl Failure {
 
     /// What the node's error document says.
     pub fn of_document(document: ErrorDocument) -> Self {
-        let class = Class::of(document.kind());
+        let kind = document.kind();
         // The message names the place in the words of AIStore's clients, which parse it. Names in
         // Python have no `ais://`.
         let message = match &document.place {
@@ -154,11 +158,12 @@ impl Failure {
             None => document.message,
         };
         Failure {
-            class,
+            class: Class::of(kind),
             message,
             hint: document.hint,
             status: Some(document.status),
             request_id: document.request_id,
+            code: Some(kind.code()),
         }
     }
 
@@ -177,6 +182,7 @@ impl From<forebay_core::Error> for Failure {
             hint: e.hint_text().map(str::to_owned),
             status: None,
             request_id: None,
+            code: Some(e.kind().code()),
         }
     }
 }
@@ -214,6 +220,7 @@ impl From<Failure> for PyErr {
                 kwargs.set_item("hint", &f.hint)?;
                 kwargs.set_item("status", f.status)?;
                 kwargs.set_item("request_id", &f.request_id)?;
+                kwargs.set_item("code", f.code)?;
                 module
                     .getattr(f.class.name())?
                     .call((&f.message,), Some(&kwargs))
