@@ -3,7 +3,8 @@ keys.
 
 Files in ``$XDG_CACHE_HOME/forebay`` (``~/.cache/forebay``), named by the version and by what was
 computed. They can be deleted at any time. Processes that want the same wait for the one that
-computes it. The oldest go when there are more than :data:`MOST_BYTES`.
+computes it. The oldest go when there are more than :data:`MOST_BYTES`,
+or more than :data:`MOST_FILES` files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import TextIO, TypeVar
 
 #: What all kept files may take.
 MOST_BYTES = 4 << 30
+#: And how many may be there: each new one looks at all of them.
+MOST_FILES = 4096
 #: How names of files begin that are not whole yet, and when nobody writes them any more.
 NEW, ABANDONED_SECONDS = ".new-", 24 * 3600
 log = logging.getLogger("forebay")
@@ -124,10 +127,10 @@ def _make_room(newest: Path) -> None:
             with contextlib.suppress(OSError):
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in found)
+    total, count = sum(size for _, size, _ in found), len(found)
     for _, size, path in sorted(found):
-        if total <= MOST_BYTES or path == newest:
+        if (total <= MOST_BYTES and count <= MOST_FILES) or path == newest:
             break
         with contextlib.suppress(OSError):
             path.unlink()
-        total -= size
+        total, count = total - size, count - 1

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 import tables
 import torch
-from forebay import _filter
+from forebay import _filter, _kept
 from forebay._compose import Piece
 from forebay.torch import Resumable, state_of
 from torch.utils.data import DataLoader
@@ -1417,6 +1417,32 @@ def unchanged(row):
 
 def shortened(row):
     return {"id": row["id"]}
+
+
+def test_few_small_results_are_kept_too(tmp_path, monkeypatch):
+    """Each new one looks at all of them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_kept, "MOST_FILES", 5)
+    computed = []
+
+    def of(number: int) -> bytes:
+        def compute() -> bytes:
+            computed.append(number)
+            return b"%d" % number
+
+        return _kept.kept("filter", number, compute, bytes, bytes)
+
+    before: set = set()
+    for number in range(9):
+        assert of(number) == b"%d" % number
+        (new,) = set(_kept.folder().iterdir()) - before
+        os.utime(new, (number, number))
+        before = set(_kept.folder().iterdir())
+        # One that is used goes last.
+        assert of(0) == b"0"
+    assert len(list(_kept.folder().iterdir())) == 5
+    assert computed == list(range(9))
+    assert of(8) == b"8" and of(1) == b"1" and computed == [*range(9), 1]
 
 
 def test_a_kept_filter_is_that_of_what_the_function_is_given(table, people_table):
