@@ -632,10 +632,22 @@ class Jsonl(Encoder):
         ).encode
         for row in _each_row(batches, shard, Rows.plain):
             try:
-                yield encode(row).encode() + b"\n"
+                line = encode(row).encode()
             except (ValueError, RecursionError) as e:
-                hint = "JSON has no NaN and no infinity, and its texts are Unicode"
-                raise _bad_row(shard, str(e), hint) from e
+                raise self._refused(encode, row, shard, e) from e
+            yield line + b"\n"
+
+    def _refused(
+        self, encode: Callable[[Any], str], row: dict[str, Any], shard: Shard, why: Exception
+    ) -> SampleFailed:
+        """The error of a row, with the first column whose value JSON does not hold."""
+        hint = "JSON has no NaN and no infinity, and its texts are Unicode"
+        for name, value in row.items():
+            try:
+                encode(value).encode()
+            except (ValueError, RecursionError) as e:
+                return _bad_row(shard, f"column {name!r}: {e}", hint)
+        return _bad_row(shard, str(why), hint)
 
     def pieces(self, batches: Iterable[Rows], shard: Shard) -> Iterator[bytes]:
         return packed(self._lines(batches, shard), self.options.packs)

@@ -75,6 +75,7 @@ from ._progress import Bar
 from ._stop import Stop
 from .errors import (
     Conflict,
+    Error,
     InvalidRequest,
     NotFound,
     PreconditionFailed,
@@ -797,6 +798,8 @@ class _Writing:
             finally:
                 self.stop.set()
         if failed:
+            if isinstance(failed[0], (SampleFailed, InvalidRequest)):
+                self._withdraw()
             raise failed[0]
         self.stop = Stop()
         done = [shard for shard in results if shard is not None]
@@ -907,6 +910,19 @@ class _Writing:
                 f"{self.target}{CLAIM}",
                 e,
             )
+
+    def _withdraw(self) -> None:
+        """Removes the claim of a write that its rows or arguments do not allow, if there is nothing
+        else yet: whoever corrects the arguments then has the target to write to.
+        """
+        # The write's own error is told, whatever happens here.
+        with contextlib.suppress(Error):
+            below = self.client.list(f"{self.target.rstrip('/')}/", page_size=10)
+            # As in check_empty: an empty object may stand for a directory.
+            there = (info.key for info in below if not info.key.endswith("/"))
+            if set(itertools.islice(there, 2)) == {f"{self.prefix}{CLAIM}"}:
+                self._still_mine()
+                self._delete(CLAIM)
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(NotFound):

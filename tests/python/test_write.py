@@ -806,7 +806,10 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     rows = pa.table({"__key__": ["a", "b.c", "d"], "n": [1.0, float("nan"), None], "i": [1, 2, 3]})
     ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
     for arguments, message in [
-        ({"format": "jsonl"}, r"position 1 .*; it is row 1 of scratch/.*in/a\.parquet .*NaN"),
+        (
+            {"format": "jsonl"},
+            r"position 1 .*column 'n'.*; it is row 1 of scratch/.*in/a\.parquet .*NaN",
+        ),
         ({"format": "tar"}, r"position 1 .*'b\.c'"),
         ({"format": "mds"}, r"position 2 .*column 'n' has no value"),
         ({"format": "tar", "key": None, "columns": ["n"]}, r"position 2 .*no sample"),
@@ -836,6 +839,25 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
         ds.write(f"scratch/{scratch}/not-a-number/", "mds", columns={"l": "json"})
     assert failed.value.hint is None
     assert not any(name.endswith("_manifest") for name in fetch(""))
+
+
+def test_a_write_that_its_rows_refuse_leaves_the_target_to_another(put, client, scratch, fetch):
+    rows = pa.table({"id": range(9), "n": [None if i == 5 else i for i in range(9)]})
+    ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
+    # No shard was there yet.
+    with pytest.raises(forebay.SampleFailed):
+        ds.write(f"scratch/{scratch}/whole/", "mds")
+    assert not fetch("whole/")
+    assert ds.write(f"scratch/{scratch}/whole/", "mds", columns=["id"]).rows == 9
+    # One was: the target still belongs to the write that made it.
+    with pytest.raises(forebay.SampleFailed):
+        ds.write(f"scratch/{scratch}/some/", "mds", shard_rows=3, writers=1)
+    assert {name.rpartition("/")[2] for name in fetch("some/")} == {
+        "unfinished.json",
+        "shard-00000-of-00003.mds",
+    }
+    with pytest.raises(forebay.Conflict):
+        ds.write(f"scratch/{scratch}/some/", "mds", columns=["id"])
 
 
 def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fetch):
