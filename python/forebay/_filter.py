@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -54,6 +55,8 @@ Span = tuple[int, int, str]
 
 #: Finds out which rows a filter leaves, or where that is kept.
 Find = Callable[[], RowSet]
+#: Says which of some rows are left; of the second it asks whether nobody wants that any more.
+Look = Callable[[np.ndarray, Callable[[], bool]], np.ndarray]
 
 
 def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> tuple[Find, str]:
@@ -83,7 +86,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
     size = NUMBER_ROWS if fixed else COLUMN_ROWS
     text = f"filter {expression!r}"
 
-    def look(ids: np.ndarray) -> np.ndarray:
+    def look(ids: np.ndarray, _: Callable[[], bool]) -> np.ndarray:
         return _true(pa, expression, pa.record_batch(of._take(ids, names)))
 
     def compute() -> RowSet:
@@ -187,9 +190,11 @@ def by_function(
     def take(ids: np.ndarray) -> Rows:
         return of._take(ids, of._columns if wanted is None else wanted)
 
-    def look(ids: np.ndarray) -> np.ndarray:
+    def look(ids: np.ndarray, stopped: Callable[[], bool]) -> np.ndarray:
         out = np.zeros(len(ids), bool)
         for i, row in enumerate(itertools.chain.from_iterable(paced(ids, pace, take))):
+            if stopped():
+                break
             try:
                 out[i] = bool(function(row if make is None else make(row)))
             except Exception as e:
@@ -242,7 +247,7 @@ def _true(pa: Any, expression: Expression, batch: Any) -> np.ndarray:
 
 def _run(
     of: Dataset[Any],
-    look: Callable[[np.ndarray], np.ndarray],
+    look: Look,
     every: RowSet | None,
     some: RowSet | None,
     size: int,
@@ -259,6 +264,7 @@ def _run(
         for begin in range(0, len(every), NUMBER_ROWS):
             _set(bits, _members(every, begin, min(begin + NUMBER_ROWS, len(every))))
     total = rows if some is None else len(some)
+    stop = threading.Event()
     workers = threads or min(AHEAD_REQUESTS, len(os.sched_getaffinity(0)) + 2)
 
     def ask(begin: int) -> np.ndarray:
@@ -267,7 +273,7 @@ def _run(
             ids = np.arange(begin, end, dtype=np.uint64)
         else:
             ids = _members(some, begin, end)
-        return ids[look(ids)]
+        return ids[look(ids, stop.is_set)]
 
     with (
         Bar(text, total, show=progress) as bar,
@@ -285,6 +291,8 @@ def _run(
                 _set(bits, waiting.pop(0).result())
                 bar.advance(min(size, total - bar.done))
         finally:
+            # After an error or Ctrl-C, the threads are waited for.
+            stop.set()
             for future in waiting:
                 future.cancel()
     return RowSet.of_bits(rows, bits.tobytes())

@@ -14,6 +14,7 @@ two windows: how many packs of the window were taken, or how many tokens of the 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,8 +130,12 @@ def _numbers(found: Any) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def tokenizer(given: Any) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-    """What makes arrays of tokens from values, many at a time where the tokenizer can."""
+def tokenizer(
+    given: Any, stopped: Callable[[], bool]
+) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """What makes arrays of tokens from values, many at a time where the tokenizer can; otherwise
+    of no further ones once nobody wants them any more.
+    """
     if hasattr(given, "encode_ordinary_batch"):  # tiktoken
         return lambda values: [_numbers(v) for v in given.encode_ordinary_batch(list(values))]
     if hasattr(given, "encode_batch"):  # tokenizers
@@ -143,7 +148,9 @@ def tokenizer(given: Any) -> Callable[[Sequence[Any]], list[np.ndarray]]:
             _numbers(ids)
             for ids in given(list(values), add_special_tokens=False, verbose=False)["input_ids"]
         ]
-    return lambda values: [_numbers(given(value)) for value in values]
+    return lambda values: [
+        _numbers(given(value)) for value in itertools.takewhile(lambda _: not stopped(), values)
+    ]
 
 
 @dataclass
@@ -164,18 +171,18 @@ class Tokenizing(Recipe):
     def samples(
         self, rows: Any, begin: int, end: int, real: int, stopped: Callable[[], bool]
     ) -> tuple[list[Any], int]:
-        tokenize = tokenizer(self.rules.tokenize)
+        tokenize = tokenizer(self.rules.tokenize, stopped)
         values = [row[self.rules.column] for row in rows._between(begin, min(end, real))]
         there = [i for i, value in enumerate(values) if value is not None]
         nothing = np.empty(0, np.int64)
         out = [nothing] * (end - begin)
         try:
             found = tokenize([values[i] for i in there]) if there else []
-            if len(found) != len(there):
+            if len(found) != len(there) and not stopped():
                 raise TypeError(f"the tokenizer returned {len(found)} of {len(there)} texts")
         except Exception as e:
             raise self._which(rows, begin, values, tokenize, e) from e
-        for i, tokens in zip(there, found, strict=True):
+        for i, tokens in zip(there, found, strict=False):
             out[i] = tokens
         return out, 0
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -1405,6 +1406,24 @@ def test_a_filter_by_a_function_is_computed_in_parallel_and_shows_how_far_it_is(
     assert len(even) == 10 * PEOPLE and len(threads) == 2
     drawn = capsys.readouterr().err
     assert "100%" in drawn and f"{20 * PEOPLE:,}/{20 * PEOPLE:,} rows" in drawn
+
+
+def test_a_filter_by_a_function_that_fails_calls_it_no_more(table):
+    calls, together = [], threading.Event()
+
+    def fails(row):
+        calls.append(row["n"])
+        if row["n"] == 0:
+            assert together.wait(30)
+            raise KeyError("size")
+        together.set()
+        time.sleep(0.01)
+        return True
+
+    with pytest.raises(forebay.SampleFailed):
+        table.repeat(4).filter(fails, name="fails, with others", threads=4)
+    # Each thread had 256 rows to look at.
+    assert len(calls) < 256
 
 
 def negated(row):

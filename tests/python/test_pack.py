@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import random
+import time
 
 import forebay
 import numpy as np
@@ -630,6 +631,24 @@ def test_a_text_that_cannot_be_tokenized_is_named(ds):
         pack = forebay.Pack(16, column="text", tokenize=wrong)
         with pytest.raises(SampleFailed, match="whole numbers"):
             list(ds.loader(pack=pack, batch_size=2))
+
+
+def test_a_loop_that_was_left_calls_its_tokenizer_no_more(ds):
+    calls = []
+
+    def slow(text):
+        calls.append(text)
+        time.sleep(0.002)
+        return words(text)
+
+    pack = forebay.Pack(16, column="text", tokenize=slow)
+    loader = ds.repeat(40).loader(pack=pack, batch_size=2, threads=2)
+    next(iter(loader))
+    loader.close()
+    before = len(calls)
+    time.sleep(0.5)
+    # What each thread was at. It had some 500 rows of a window, for a second.
+    assert len(calls) <= before + 2
 
 
 def test_texts_that_are_bytes_are_told_as_that(ds):
