@@ -135,6 +135,33 @@ def test_values_are_those_of_pyarrow(files, name):
         assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
 
 
+def test_frames_have_the_types_of_columns(tmp_path):
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    table = pa.table(
+        {
+            "small": pa.array([1, 2], pa.int16()),
+            "half": pa.array([0.5, 1.5], pa.float32()),
+            "bytes": [b"a", b""],
+            "time": pa.array([NS + 1, 0], pa.timestamp("ns")),
+        }
+    )
+    (tmp_path / "frames").mkdir()
+    pq.write_table(table, tmp_path / "frames" / "0.parquet")
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'frames'}"])
+    try:
+        ds = forebay.open("frames/*.parquet", url=node.url)
+        rows = ds.take([1, 0])
+        back = table.take([1, 0])
+        assert polars.DataFrame(rows.arrow()).equals(polars.DataFrame(back))
+        assert polars.DataFrame(rows.arrow()).schema == polars.DataFrame(back).schema
+        none = polars.DataFrame(ds.take([]).arrow())
+        assert none.schema == polars.DataFrame(back).schema and not len(none)
+        if hasattr(pandas.DataFrame, "from_arrow"):
+            assert pandas.DataFrame.from_arrow(rows).equals(back.to_pandas())
+    finally:
+        node.stop()
+
+
 def test_dictionaries_of_views_are_texts_for_pyarrow(files):
     """As Polars writes categories."""
     ds = forebay.open("values/all.arrow", url=files.url, columns=["categories", "date32"])
