@@ -556,6 +556,11 @@ class Groups:
         self._stop = Stop()
 
     @property
+    def name(self) -> str:
+        """The description that the shards were opened with."""
+        return self._of[0].name
+
+    @property
     def usable(self) -> bool:
         """Whether this can open anything: it was not closed, and is not of the process that this
         one was forked from.
@@ -1061,6 +1066,19 @@ class InTurn:
         epoch, group, position = at
         return self._order.at(epoch, position, group)
 
+    def _too_few(self, rows: int) -> InvalidRequest:
+        """The error of an epoch that makes no step."""
+        if rows == 0:
+            return InvalidRequest(
+                f"{self._groups.name} has no rows",
+                hint="check that these are the tars that were meant",
+            )
+        return InvalidRequest(
+            f"an epoch of {rows} rows is less than one step of all ranks, which takes"
+            f" {self._stride}",
+            hint='take a smaller batch_size=, or uneven="pad" or uneven="repeat"',
+        )
+
     def _across(
         self,
         number: int,
@@ -1083,11 +1101,7 @@ class InTurn:
                 real, end = self._stride - need, True
                 if real == 0 or self._uneven == "drop":
                     if cursor[1:] == (0, 0):
-                        raise InvalidRequest(
-                            f"an epoch of {real} rows is less than one step of all ranks,"
-                            f" which takes {self._stride}",
-                            hint="take smaller batches, or pad or repeat instead of drop",
-                        )
+                        raise self._too_few(real)
                     return None, (epoch + 1, 0, 0)
                 break
             group = find(epoch, at)

@@ -386,8 +386,15 @@ def test_what_cannot_be_is_refused_in_words(shards, shards_node):
     ):
         with pytest.raises(forebay.InvalidRequest):
             shards.loader(8, shuffle=forebay.Block(2), seed=1).load_state_dict(wrong)
-    with pytest.raises(forebay.InvalidRequest, match="less than one step"):
+    with pytest.raises(forebay.InvalidRequest, match="less than one step") as few:
         list(shards.loader(len(ALL) + 1, shuffle=forebay.Block(2)))
+    assert 'uneven="pad"' in few.value.hint
+    # Which helps where there are rows.
+    empty = forebay.open_shards("sets/train-3.tar", url=shards_node.url)
+    for uneven in ("drop", "pad", "repeat"):
+        with pytest.raises(forebay.InvalidRequest) as none:
+            list(empty.loader(8, uneven=uneven))
+        assert "uneven" not in none.value.hint
     with pytest.raises(forebay.NotFound, match=r"none of the 1 names"):
         forebay.open_shards("sets/train-readme.txt", url=shards_node.url)
     with pytest.raises(forebay.InvalidRequest, match="one process"):
