@@ -108,7 +108,7 @@ def test_fewer_rows_than_ranks(tables, folder, stream):
             "world_size": 8,
             "stream": stream,
         }
-        with pytest.raises(forebay.InvalidRequest, match="pad or repeat"):
+        with pytest.raises(forebay.InvalidRequest, match="uneven="):
             list(ds.loader(rank=0, **options))
         for uneven in ("pad", "repeat"):
             ranks = [list(ds.loader(rank=rank, uneven=uneven, **options)) for rank in range(8)]

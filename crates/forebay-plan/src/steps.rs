@@ -110,7 +110,7 @@ impl Steps {
                 partition.world,
                 partition.batch.most_rows()
             ))
-            .hint("take smaller batches, or pad or repeat instead of drop"));
+            .hint("take smaller batches, or uneven=\"pad\" or uneven=\"repeat\""));
         }
         Ok(steps)
     }
@@ -330,7 +330,7 @@ impl Steps {
                     );
                     return Err(Error::invalid(few).hint(match taken {
                         0 => "every row is longer than a batch may be: raise the limit",
-                        _ => "make batches smaller, or pad or repeat instead of drop",
+                        _ => "make batches smaller, or uneven=\"pad\" or uneven=\"repeat\"",
                     }));
                 }
                 continue;
