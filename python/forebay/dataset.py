@@ -38,6 +38,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
+from ._collate import owned
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
@@ -310,8 +311,8 @@ class Dataset(Loadable[S_co]):
     ``ds[i]`` is one row, ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request, and
     ``ds[10:20]`` is a dataset of these rows, of which nothing is read yet (``ds.take(range(10,
     20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
-    PyTorch it answers a whole batch in one request (``__getitems__``). It does not derive from
-    PyTorch's class, so type checkers want
+    PyTorch it answers a whole batch in one request (``__getitems__``), in which columns of bytes
+    are ``bytes``. It does not derive from PyTorch's class, so type checkers want
     ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
@@ -1084,8 +1085,11 @@ class Dataset(Loadable[S_co]):
             raise AttributeError(f"a dataset has no {name!r}{hint}", name=name, obj=self)
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
-        """Samples by their numbers, in one request: what PyTorch's DataLoader asks for."""
-        return list(self._samples(self.take(rows)))
+        """Samples by their numbers, in one request: what PyTorch's DataLoader asks for. Views of
+        received memory are ``bytes`` in them: DataLoader would make a tensor of each byte, and its
+        workers cannot send views.
+        """
+        return [owned(sample) for sample in self._samples(self.take(rows))]
 
     def __iter__(self) -> Iterator[S_co]:
         pid, pace = os.getpid(), Pace(ITERATION_ROWS)

@@ -1252,6 +1252,21 @@ def test_a_dataset_is_a_map_style_dataset(ds, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bytes_of_a_map_style_dataset_are_bytes(ds, workers):
+    truth = [bytes(row["data"]) for row in ds.take(range(20))]
+    plain = DataLoader(ds, batch_size=10, num_workers=workers, timeout=30 * workers)
+    assert [value for _, batch in zip(range(2), plain) for value in batch["data"]] == truth
+    # What a function of one's own makes of samples goes to the other process too.
+    ds.decode = lambda row: (row["id"], [row["data"]])
+    own = DataLoader(
+        ds, batch_size=10, num_workers=workers, timeout=30 * workers, collate_fn=list
+    )
+    assert [part for _, batch in zip(range(2), own) for _, (part,) in batch] == truth
+    # A row is what it was.
+    assert isinstance(ds.take([1])[0]["data"], memoryview)
+
+
 def test_a_pickled_loader_goes_on(ds):
     loader = ds.loader(batch_size=10, shuffle="full")
     first = ids([next(iter(loader))])
