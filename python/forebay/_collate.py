@@ -175,6 +175,8 @@ def to_jax(
     if (
         isinstance(value, np.ndarray)
         and not isinstance(value, np.ma.MaskedArray)
+        # To NumPy, durations are whole numbers.
+        and value.dtype.kind != "m"
         and (value.dtype == bool or jax.numpy.issubdtype(value.dtype, jax.numpy.number))
     ):
         _refuse_wrapping(value, jax.dtypes.canonicalize_dtype(value.dtype), name)

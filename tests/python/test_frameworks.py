@@ -106,6 +106,13 @@ def test_whole_numbers_that_jax_would_cut_are_refused():
     assert [part.dtype for part in placed] == [jnp.bfloat16, jnp.float32]
 
 
+def test_jax_leaves_durations_as_they_are():
+    from forebay._collate import to_jax
+
+    took = np.array([1, 2], "m8[ns]")
+    assert to_jax({"took": took})["took"] is took
+
+
 def test_grain_takes_a_dataset_as_a_data_source(ds):
     """Two processes share its rows, and a state goes on in the middle."""
     import grain
