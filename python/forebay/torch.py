@@ -26,7 +26,8 @@ them connects anew in each process.
 A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of
 that; with labels, the pair ``(data, label)``. Without ``decode`` it is a one-dimensional
 ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and
-may be written to).
+may be written to). Views that ``decode`` leaves in a sample, such as ``item.data``, become ``bytes``,
+which go to other processes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import torch.utils.data
 
 from . import _place
 from ._arguments import check_client, whole_number
+from ._collate import owned
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
@@ -118,6 +120,8 @@ class _Samples:
             data = self.decode(item)
             if self.transform is not None:
                 data = self.transform(data)
+        # DataLoader makes a tensor of each byte of a view, and its workers cannot send views.
+        data = owned(data)
         return data if self.labels is None else (data, self.labels[index])
 
     def of_batch(self, batch: Batch, indices: Sequence[int]) -> Iterator[Any]:

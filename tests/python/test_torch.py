@@ -53,6 +53,23 @@ def test_the_default_sample_is_a_view(client, objects):
     assert data[200].shape == (0,)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_views_in_samples_are_bytes(client, objects, workers):
+    def data_of(item: forebay.Item) -> dict:
+        return {"data": item.data}
+
+    truth = [objects[name] for name in NAMES[:6]]
+    for of in (MapDataset, IterableDataset):
+        data = of(client, NAMES[:6], bucket="train", decode=data_of)
+        loader = DataLoader(
+            data, batch_size=3, num_workers=workers, timeout=30 * workers, collate_fn=list
+        )
+        assert [sample["data"] for batch in loader for sample in batch] == truth
+        assert all(isinstance(sample["data"], bytes) for sample in data)
+        loader = DataLoader(data, batch_size=3, num_workers=workers, timeout=30 * workers)
+        assert [value for batch in loader for value in batch["data"]] == truth
+
+
 def test_labels_and_transforms(client, objects, truth):
     pairs = MapDataset(
         client, [(n, i) for i, n in enumerate(NAMES)], bucket="train", transform=first_byte
