@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -63,6 +64,11 @@ AHEAD_IN_WORKERS = (
 T_co = TypeVar("T_co", covariant=True)
 
 
+def _as_bytes(view: memoryview) -> tuple[type[bytes], tuple[bytes]]:
+    """How a view goes to another process."""
+    return bytes, (bytes(view),)
+
+
 class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     """The batches of a loader as an ``IterableDataset``. Made by :meth:`forebay.Loader.torch`.
 
@@ -80,7 +86,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``; but a batch of
     ``output="rows"`` is :class:`forebay.Rows`, and of the views in these DataLoader makes lists of
-    numbers, unless it has a ``collate_fn``.
+    numbers, unless it has a ``collate_fn``. (What that leaves of them are ``bytes``, too, where they
+    come from a worker.)
 
     It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
     ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'
@@ -211,6 +218,10 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
                 "only one process can receive a stream",
                 hint="DataLoader(num_workers=0) and threads=, or stream=False",
             )
+        if info is not None:
+            # A collate_fn may leave views of Rows in a batch, which this process could not send:
+            # the loop would wait for ever.
+            ForkingPickler.register(memoryview, _as_bytes)
         return WorkerIteration(self, self.begin, worker, workers)
 
 

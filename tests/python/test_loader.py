@@ -1267,6 +1267,13 @@ def test_bytes_of_a_map_style_dataset_are_bytes(ds, workers):
     assert isinstance(ds.take([1])[0]["data"], memoryview)
 
 
+def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
+    truth = [bytes(row["data"]) for row in ds.take(range(20))]
+    data = ds.loader(batch_size=10).torch()
+    batches = DataLoader(data, batch_size=None, num_workers=1, timeout=30, collate_fn=list)
+    assert [row["data"] for _, rows in zip(range(2), batches) for row in rows] == truth
+
+
 def test_a_pickled_loader_goes_on(ds):
     loader = ds.loader(batch_size=10, shuffle="full")
     first = ids([next(iter(loader))])
