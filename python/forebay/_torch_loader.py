@@ -86,8 +86,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``; but a batch of
     ``output="rows"`` is :class:`forebay.Rows`, and of the views in these DataLoader makes lists of
-    numbers, unless it has a ``collate_fn``. (What that leaves of them are ``bytes``, too, where they
-    come from a worker.)
+    numbers, unless it has a ``collate_fn``. (Views that this leaves come from a worker as
+    ``bytes``.)
 
     It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
     ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'

@@ -26,8 +26,8 @@ them connects anew in each process.
 A sample is what ``decode`` makes of an :class:`forebay.Item`, then what ``transform`` makes of
 that; with labels, the pair ``(data, label)``. Without ``decode`` it is a one-dimensional
 ``torch.uint8`` tensor, a view of the received buffer (no copy; its memory is this process's own and
-may be written to). Views that ``decode`` leaves in a sample, such as ``item.data``, become ``bytes``,
-which go to other processes.
+may be written to). Views that ``decode`` leaves in a sample, such as ``item.data``, become
+``bytes``, which go to other processes.
 """
 
 from __future__ import annotations
