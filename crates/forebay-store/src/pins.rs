@@ -285,7 +285,7 @@ impl Store {
                 _ => None,
             };
             if let Some(e) = failed {
-                self.release(name);
+                self.take_back(name);
                 *done = Err(e);
             }
         }
@@ -301,13 +301,27 @@ impl Store {
             .pins
             .add(name, copies, own, None)
             .map_err(|total| self.pins_full(name, total))?;
-        let held = self.hold_cached(name);
-        // Anew, even if there is a record: that may be one that could not be synced.
-        let written = held.and_then(|()| inner.write_pin(name, copies, |_| false, syncs));
-        if written.is_err() {
+        if let Err(e) = self.hold_cached(name) {
             self.release(name);
+            return Err(e);
+        }
+        // Anew, even if there is a record: that may be one that could not be synced.
+        let written = inner.write_pin(name, copies, |_| false, syncs);
+        if written.is_err() {
+            self.take_back(name);
         }
         written
+    }
+
+    /// Removes a pin that could not be made durable, and its records: the next start would find them.
+    fn take_back(&self, name: &ObjectName) {
+        self.release(name);
+        for dir in &self.inner.dirs {
+            let key = pin_key(name.hash128(), dir.id);
+            if self.inner.index.peek(key).is_some() {
+                self.inner.bury(key, name.bucket(), name.key());
+            }
+        }
     }
 
     fn pins_full(&self, name: &ObjectName, total: u64) -> Error {

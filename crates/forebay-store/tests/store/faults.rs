@@ -51,7 +51,7 @@ fn pins_are_written_to_a_new_directory_together() {
 fn a_list_of_pins_is_synced_together() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
-    let (store, faults, _) = open_faulty(&config);
+    let (store, faults, clock) = open_faulty(&config);
     faults.add(Rule::new(Op::Sync, Fault::Skip));
     let names: Vec<_> = (0..1200).map(|i| name(&format!("p{i}"))).collect();
     store.pin(&names[7]).unwrap();
@@ -71,9 +71,19 @@ fn a_list_of_pins_is_synced_together() {
         .map(|pinned| pinned.is_err());
     assert_eq!(failed.collect::<Vec<_>>(), [true, true, true, false]);
     assert!(!store.is_pinned(&lost[0]) && !store.is_pinned(&lost[1]));
+    // Nor is it one after a restart, nor one that was refused alone.
+    faults.clear();
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    clock.advance(Duration::from_secs(31));
+    store.pin(&name("z")).unwrap();
+    faults.clear();
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
+    assert!(store.pin(&name("w")).is_err());
     drop(store);
     let store = open(&config);
     assert!(names.iter().all(|name| store.is_pinned(name)));
+    assert!(store.is_pinned(&name("z")) && !store.is_pinned(&name("w")));
+    assert!(!store.is_pinned(&lost[0]) && !store.is_pinned(&lost[1]));
 }
 
 #[test]
