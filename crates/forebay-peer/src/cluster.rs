@@ -33,6 +33,8 @@ use std::{
 
 /// So many names whose homes could not be told of a write are remembered.
 const UNTOLD_MAX: usize = 65_536;
+/// If there is less room than this once old names are forgotten, none are told apart any more.
+const UNTOLD_ROOM: usize = UNTOLD_MAX / 8;
 /// The longest answer to an order.
 pub const OPERATED_MAX_BYTES: u64 = 4 << 20;
 /// Maps of nodes differ for less than this, where all of them can be told.
@@ -133,11 +135,14 @@ struct Overtaken {
 impl Overtaken {
     /// A name is written. `keeps`: what was written long ago matters too.
     fn note(&mut self, name: u128, now: Duration, keeps: bool) {
-        if self.names.len() >= UNTOLD_MAX && !keeps {
-            self.forget(now);
-        }
         if self.names.len() >= UNTOLD_MAX {
-            (self.names, self.all) = (HashMap::new(), Some(now));
+            if !keeps {
+                self.forget(now);
+            }
+            // All are looked at only once in many writes.
+            if self.names.len() > UNTOLD_MAX - UNTOLD_ROOM {
+                (self.names, self.all) = (HashMap::new(), Some(now));
+            }
         }
         self.names.insert(name, now);
     }
@@ -910,6 +915,14 @@ mod tests {
         assert!(overtaken.all.is_some());
         overtaken.forget(at(171));
         assert!(overtaken.all.is_none() && known(&overtaken, many + 2));
+        // If nearly all are of just now, each write would look at all of them.
+        let mut overtaken = Overtaken::default();
+        for name in 0..many {
+            let is_old = name < 100;
+            overtaken.note(name, at(if is_old { 1 } else { 100 }), false);
+        }
+        overtaken.note(many, at(101), false);
+        assert_eq!((overtaken.names.len(), overtaken.all), (1, Some(at(101))));
         // While others are asked about what they owned before, nothing is old enough.
         let mut overtaken = Overtaken::default();
         for name in 0..many {
