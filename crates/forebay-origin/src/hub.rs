@@ -16,6 +16,7 @@ use crate::{
     s3::{
         get_checks,
         headers::{self, Dialect},
+        past_the_end,
     },
     transport::{Payload, Redirects, Transport},
     walked::{self, Directories, Named},
@@ -677,10 +678,7 @@ fn nothing(site: Site<'_>, request: &GetRequest, meta: ObjectMeta) -> Result<Get
     get_checks(&meta, request, site.key)?;
     let start = request.range.as_ref().map_or(0, |range| range.start);
     if start > 0 && start >= meta.size {
-        return Err(Error::range_not_satisfiable(format!(
-            "{:?} has {} bytes, none from byte {start} on",
-            site.key, meta.size
-        )));
+        return Err(past_the_end(site.key, meta.size, start));
     }
     Ok(GetResponse {
         meta,

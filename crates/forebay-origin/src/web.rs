@@ -13,7 +13,7 @@ use crate::{
     s3::{
         get_checks,
         headers::{self, Dialect},
-        xml,
+        past_the_end, xml,
     },
     transport::{Payload, Redirects, Transport, body_of},
     walked::{self, Directories, Named},
@@ -117,10 +117,7 @@ impl WebOrigin {
         let meta = self.head(key).await?;
         get_checks(&meta, request, key)?;
         if start > 0 && start >= meta.size {
-            return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes, none from byte {start} on",
-                meta.size
-            )));
+            return Err(past_the_end(key, meta.size, start));
         }
         Ok(GetResponse {
             meta,
@@ -174,10 +171,7 @@ pub(crate) fn delivered(
     let range = match &request.range {
         None => 0..meta.size,
         Some(asked) if asked.start >= meta.size && asked.start > 0 => {
-            return Err(Error::range_not_satisfiable(format!(
-                "{key:?} has {} bytes, none from byte {} on",
-                meta.size, asked.start
-            )));
+            return Err(past_the_end(key, meta.size, asked.start));
         }
         Some(asked) => asked.start..asked.end.min(meta.size),
     };

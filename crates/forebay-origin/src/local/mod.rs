@@ -565,10 +565,7 @@ impl Origin for LocalOrigin {
         let range = match &request.range {
             None => 0..meta.size,
             Some(r) if r.start >= meta.size && r.start > 0 => {
-                return Err(Error::range_not_satisfiable(format!(
-                    "{key:?} has {} bytes, none from byte {} on",
-                    meta.size, r.start
-                )));
+                return Err(crate::s3::past_the_end(key, meta.size, r.start));
             }
             Some(r) => r.start..r.end.min(meta.size).max(r.start),
         };

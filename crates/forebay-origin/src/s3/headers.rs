@@ -1,6 +1,7 @@
 //! Converts between HTTP headers and what the rest of the program knows: object metadata,
 //! attributes, ranges.
 
+use super::past_the_end;
 use crate::failure::Site;
 use forebay_core::{Attributes, Error, ObjectMeta, Result};
 use http::{
@@ -205,10 +206,7 @@ pub(crate) fn meta_and_range(
     })?;
     // Azurite's equivalent of 416.
     if range.start >= size {
-        return Err(Error::range_not_satisfiable(format!(
-            "{:?} has {size} bytes, none from byte {} on",
-            site.key, range.start
-        )));
+        return Err(past_the_end(site.key, size, range.start));
     }
     Ok((with_size(dialect, h, size), range))
 }
