@@ -135,6 +135,17 @@ impl S3Origin {
         })
     }
 
+    /// Why an upload was not completed under a condition. S3 does not find the object of `If-Match`, nor
+    /// an upload that has ended: if the object is there, it is the upload.
+    async fn not_completed(&self, key: &str, e: Error, condition: &PutCondition) -> Error {
+        let is_missing =
+            e.kind() == ErrorKind::NotFound && matches!(condition, PutCondition::IfMatch(_));
+        if is_missing && self.head(key).await.is_ok() {
+            return e;
+        }
+        unmet(e, condition)
+    }
+
     /// Refuses the completion of an upload under a condition where the service would ignore it.
     fn can_complete_under(&self, condition: &PutCondition) -> Result<()> {
         if *condition != PutCondition::Always && self.client.dialect() == Dialect::Google {
@@ -584,11 +595,10 @@ impl Origin for S3Origin {
             .query("uploadId", id)
             .headers(h)
             .payload(body);
-        let answer = self
-            .client
-            .send(call)
-            .await
-            .map_err(|e| unmet(e, &condition))?;
+        let answer = match self.client.send(call).await {
+            Ok(answer) => answer,
+            Err(e) => return Err(self.not_completed(key, e, &condition).await),
+        };
         let generation = (self.client.dialect() == Dialect::Google)
             .then(|| headers::etag(Dialect::Google, answer.headers()))
             .flatten();

@@ -220,6 +220,29 @@ async fn a_completion_whose_answer_is_lost_is_known_by_the_etags_of_its_parts() 
 }
 
 #[tokio::test]
+async fn an_upload_that_has_ended_is_no_condition_that_does_not_hold() {
+    for (is_there, kind) in [
+        (true, ErrorKind::NotFound),
+        (false, ErrorKind::PreconditionFailed),
+    ] {
+        let server = Scripted::start(move |request, _| match (&*request.method, is_there) {
+            ("HEAD", true) => Reply::new(200, "ab").header("ETag", "\"v\""),
+            _ => Reply::new(404, ""),
+        })
+        .await;
+        let origin = open(&config("s3://bucket", &server)).unwrap();
+        let part = UploadedPart {
+            number: 1,
+            etag: "\"p\"".into(),
+            size: 2,
+        };
+        let condition = PutCondition::IfMatch("\"v\"".into());
+        let done = origin.complete_upload("k", "id", vec![part], condition);
+        assert_eq!(done.await.map_err(|e| e.kind()).err(), Some(kind));
+    }
+}
+
+#[tokio::test]
 async fn a_body_whose_version_has_no_name_is_not_continued() {
     for (etag, continued) in [(None, false), (Some("\"v\""), true)] {
         let server = Scripted::start(move |request, number| {
