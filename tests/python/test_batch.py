@@ -199,6 +199,9 @@ def test_what_cannot_be_an_entry(client):
         (5, TypeError),
         ([{"objname": "train/../x"}], ValueError),
         ([{"objname": "train/one", "start": 2, "length": 0}], ValueError),
+        ([{"objname": "train/one", "start": 0, "length": 0}], ValueError),
+        ([forebay.Entry("train/one", start=0, length=0)], ValueError),
+        ([forebay.Entry("one", bucket="train", length=0)], ValueError),
     ]:
         with pytest.raises(error):
             client.batch(bad).wait()

@@ -126,6 +126,14 @@ impl BatchRequest {
         rest: Rest,
         default_bucket: Span,
     ) -> Result<()> {
+        if rest.length == Some(0) {
+            // To a node, as to AIStore, a start and a length of 0 are no range at all.
+            let name = forebay_core::name::shorten(object);
+            return Err(
+                Failure::invalid(format!("{name:?}: length 0 is not a number of bytes"))
+                    .hint("1 or more, -1 for the rest, or no length for the whole object"),
+            );
+        }
         match bucket {
             Some(bucket) => {
                 let (bucket, object) = (self.keep(bucket)?, self.keep(object)?);
