@@ -319,6 +319,11 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
     schema = pyarrow.schema([("n", pyarrow.float32()), ("tokens", pyarrow.list_(pyarrow.int16()))])
     typed = client.open(f"scratch/{scratch}/a.jsonl", schema=schema, url=node.url)
     assert pyarrow.record_batch(typed.take([0, 1]).arrow()).schema.types == schema.types
+    put("c/c.jsonl", b'{"u": -0}\n{"u": 18446744073709551615}\n{"u": null}\n{"u": -1}\n')
+    unsigned = client.open(f"scratch/{scratch}/c/", schema={"u": "uint64"}, url=node.url)
+    assert [r["u"] for r in unsigned.take([0, 1, 2])] == [0, 2**64 - 1, None]
+    with pytest.raises(client.ServerError):
+        unsigned[3]
     raw = client.open(source, schema={"json": "string"}, url=node.url)
     assert [json.loads(r["json"]) for r in raw][:2] == lines
     with pytest.raises(client.ServerError, match="row 0 of the file.*a string cannot be read"):

@@ -486,7 +486,9 @@ impl Column {
 
 fn integer<T: std::str::FromStr>(scanner: &mut Scanner<'_>) -> Result<T, Wrong> {
     let (text, _) = scanner.number()?;
-    text.parse().map_err(|_| Wrong::Value(no_number(text)))
+    // JSON has a zero with a sign, and unsigned types none.
+    let digits = if text == "-0" { "0" } else { text };
+    digits.parse().map_err(|_| Wrong::Value(no_number(text)))
 }
 
 fn no_number(text: &str) -> String {
