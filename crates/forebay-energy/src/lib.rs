@@ -7,6 +7,7 @@
 //! - `counter.rs`: from a counter that wraps, or from power, to joules.
 //! - `monitor.rs`: reads them all at the same moments, and remembers the last minutes.
 //! - `line_protocol.rs`: what InfluxDB reads.
+//! - `moment.rs`: moments as seconds.
 //!
 //! Invariant: a figure is measured, or it is absent. What cannot be read, may have wrapped unseen
 //! or went away is told by one line ([`Monitor::notes`]), never by a number. An estimate is made
@@ -18,11 +19,13 @@ mod counter;
 mod hwmon;
 mod ipmi;
 mod line_protocol;
+mod moment;
 mod monitor;
 mod nvml;
 mod powercap;
 
 pub use line_protocol::{comment, line_protocol};
+pub use moment::{nanoseconds, seconds};
 pub use monitor::{
     Config, Model, Monitor, Reading, Recent, Sample, Sensor, now, process_cpu_seconds,
 };

@@ -1,7 +1,7 @@
 //! `EnergyMonitor`: the sensors of this machine, as `forebay.energy` uses them.
 
 use crate::{failure::Failure, process, sync::Mutex};
-use forebay_energy::{Config, Model, Monitor, Reading, line_protocol};
+use forebay_energy::{Config, Model, Monitor, Reading, line_protocol, nanoseconds, seconds};
 use pyo3::prelude::*;
 use std::{mem::ManuallyDrop, path::PathBuf, time::Duration};
 
@@ -52,10 +52,6 @@ impl EnergyMonitor {
         py.detach(|| self.monitor.lock().as_ref().map(f))
             .ok_or_else(|| Failure::invalid("the monitor of energy is closed").into())
     }
-}
-
-fn ns(seconds: f64) -> u64 {
-    (seconds * 1e9).max(0.0) as u64
 }
 
 #[pymethods]
@@ -118,7 +114,7 @@ impl EnergyMonitor {
 
     /// The same between two moments.
     fn between(&self, py: Python<'_>, began: f64, ended: f64) -> PyResult<Vec<Figure>> {
-        self.with(py, |m| m.between(ns(began), ns(ended)))
+        self.with(py, |m| m.between(nanoseconds(began), nanoseconds(ended)))
             .map(figures)
     }
 
@@ -130,9 +126,9 @@ impl EnergyMonitor {
         since: f64,
     ) -> PyResult<(String, f64)> {
         self.with(py, |m| {
-            let samples = m.samples_since(ns(since));
+            let samples = m.samples_since(nanoseconds(since));
             let tags: Vec<_> = tags.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-            let last = samples.last().map_or(since, |s| s.at_ns as f64 / 1e9);
+            let last = samples.last().map_or(since, |s| seconds(s.at_ns));
             (line_protocol(&m.sensors(), &samples, &tags), last)
         })
     }
