@@ -324,6 +324,11 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
     assert [r["u"] for r in unsigned.take([0, 1, 2])] == [0, 2**64 - 1, None]
     with pytest.raises(client.ServerError):
         unsigned[3]
+    put("d/d.jsonl", b'{"o": {"c": 1, "n": 2}}\n{"o": {"c": "x"}}\n')
+    nested = client.open(f"scratch/{scratch}/d/", url=node.url)
+    again = client.open(f"scratch/{scratch}/d/", schema=nested.schema, url=node.url)
+    assert again.schema == nested.schema and "json" in nested.schema["o"]
+    assert list(again) == list(nested)
     raw = client.open(source, schema={"json": "string"}, url=node.url)
     assert [json.loads(r["json"]) for r in raw][:2] == lines
     with pytest.raises(client.ServerError, match="row 0 of the file.*a string cannot be read"):

@@ -728,13 +728,123 @@ pub(crate) fn json_field(field: Field) -> Field {
     field.with_metadata(metadata)
 }
 
-/// The type of a column, for people: `Json` if it is the JSON of values without a common type.
+/// The type of a column, for people: `Json` if it is the JSON of values without a common type, and
+/// without what the metadata of nested fields say. [`named_field`] reads it: as Arrow writes it, or in
+/// its own grammar (`struct<c: json, n: int64>`) where that is not read again as it was.
 pub fn type_name(field: &Field) -> String {
     if is_json(field) {
-        "Json".to_owned()
-    } else {
-        field.data_type().to_string()
+        return "Json".to_owned();
     }
+    let ty = bare(field.data_type(), true);
+    let is_read = |text: &str| named_field("", text).is_ok_and(|read| *read.data_type() == ty);
+    let arrow = bare(field.data_type(), false).to_string();
+    if is_read(&arrow) {
+        return arrow;
+    }
+    let mut text = String::new();
+    let written = write_type(&Field::new("", ty.clone(), true), &mut text);
+    match written.is_some() && is_read(&text) {
+        true => text,
+        false => arrow,
+    }
+}
+
+/// A type without the metadata of the fields within it; with `json`, those that are JSON still are.
+fn bare(ty: &DataType, json: bool) -> DataType {
+    let field = |of: &FieldRef| {
+        let made = Field::new(of.name(), bare(of.data_type(), json), of.is_nullable());
+        Arc::new(match json && is_json(of) {
+            true => json_field(made),
+            false => made,
+        })
+    };
+    match ty {
+        List(item) => List(field(item)),
+        LargeList(item) => LargeList(field(item)),
+        ListView(item) => ListView(field(item)),
+        LargeListView(item) => LargeListView(field(item)),
+        FixedSizeList(item, items) => FixedSizeList(field(item), *items),
+        Struct(fields) => Struct(fields.iter().map(field).collect()),
+        Map(entries, sorted) => Map(field(entries), *sorted),
+        Dictionary(keys, values) => Dictionary(keys.clone(), Box::new(bare(values, json))),
+        other => other.clone(),
+    }
+}
+
+/// Writes a type as [`TypeText`] reads it, without `not null`; `None` if that does not read it.
+fn write_type(field: &Field, out: &mut String) -> Option<()> {
+    fn unit(of: &TimeUnit) -> &'static str {
+        match of {
+            TimeUnit::Second => "s",
+            TimeUnit::Millisecond => "ms",
+            TimeUnit::Microsecond => "us",
+            TimeUnit::Nanosecond => "ns",
+        }
+    }
+    fn named(field: &Field, out: &mut String) -> Option<()> {
+        out.push_str(field.name());
+        out.push_str(": ");
+        write_type(field, out)?;
+        if !field.is_nullable() {
+            out.push_str(" not null");
+        }
+        Some(())
+    }
+    fn list(name: &str, item: &Field, out: &mut String) -> Option<()> {
+        out.push_str(name);
+        out.push('<');
+        named(item, out)?;
+        out.push('>');
+        Some(())
+    }
+    match field.data_type() {
+        _ if is_json(field) => out.push_str("json"),
+        Null => out.push_str("null"),
+        Boolean => out.push_str("bool"),
+        Int8 => out.push_str("int8"),
+        Int16 => out.push_str("int16"),
+        Int32 => out.push_str("int32"),
+        Int64 => out.push_str("int64"),
+        UInt8 => out.push_str("uint8"),
+        UInt16 => out.push_str("uint16"),
+        UInt32 => out.push_str("uint32"),
+        UInt64 => out.push_str("uint64"),
+        Float16 => out.push_str("halffloat"),
+        Float32 => out.push_str("float"),
+        Float64 => out.push_str("double"),
+        Utf8 => out.push_str("string"),
+        LargeUtf8 => out.push_str("large_string"),
+        Utf8View => out.push_str("string_view"),
+        Binary => out.push_str("binary"),
+        LargeBinary => out.push_str("large_binary"),
+        BinaryView => out.push_str("binary_view"),
+        Date32 => out.push_str("date32[day]"),
+        Date64 => out.push_str("date64[ms]"),
+        Time32(of) => out.push_str(&format!("time32[{}]", unit(of))),
+        Time64(of) => out.push_str(&format!("time64[{}]", unit(of))),
+        Duration(of) => out.push_str(&format!("duration[{}]", unit(of))),
+        Timestamp(of, None) => out.push_str(&format!("timestamp[{}]", unit(of))),
+        Timestamp(of, Some(zone)) => out.push_str(&format!("timestamp[{}, tz={zone}]", unit(of))),
+        FixedSizeBinary(bytes) => out.push_str(&format!("fixed_size_binary[{bytes}]")),
+        List(item) => return list("list", item, out),
+        LargeList(item) => return list("large_list", item, out),
+        FixedSizeList(item, items) => {
+            list("fixed_size_list", item, out)?;
+            out.push_str(&format!("[{items}]"));
+        }
+        Struct(fields) => {
+            out.push_str("struct<");
+            for (i, field) in fields.iter().enumerate() {
+                if i > 0 {
+                    out.push_str(", ");
+                }
+                named(field, out)?;
+            }
+            out.push('>');
+        }
+        _ => return None,
+    }
+    Some(())
 }
 
 /// Whether a field's text is the JSON of a file's value, and not a text itself.
@@ -772,6 +882,46 @@ mod tests {
             }
         }
         assert!(depth("int64", "list<item: ", ">", 60).is_ok());
+    }
+
+    #[test]
+    fn the_name_of_a_nested_type_can_be_given_back() {
+        let deep = "list<item: struct<a b: json not null, : large_string, s: struct<>, t: \
+                    timestamp[us, tz=UTC], b: fixed_size_binary[3], d: date32[day], m: \
+                    time64[ns] not null, f: fixed_size_list<element: json>[2] not null>>";
+        for ty in [
+            "list<item: json>",
+            "large_list<item: json not null>",
+            "struct<c: json, n: int64>",
+            "struct<c: json, x: double, y: float, z: bool, u: uint8, v: null>",
+            deep,
+        ] {
+            assert_eq!(type_name(&named_field("x", ty).unwrap()), ty);
+        }
+        assert_eq!(type_name(&named_field("x", "json").unwrap()), "Json");
+        // As Arrow writes it, where there is no JSON within, and without what metadata say.
+        let noted = |name: &str, ty| Field::new(name, ty, false).with_metadata([("unit", "m")]);
+        let item = || Arc::new(noted("c", Int64));
+        let entries = Struct(vec![noted("key", Utf8), noted("value", Int64)].into());
+        for ty in [
+            List(item()),
+            LargeList(item()),
+            FixedSizeList(item(), 3),
+            Struct(vec![noted("a: b", Decimal128(9, 2)), noted("c", List(item()))].into()),
+            Map(Arc::new(noted("entries", entries)), false),
+            Dictionary(Box::new(Int8), Box::new(Utf8)),
+        ] {
+            let name = type_name(&Field::new("x", ty.clone(), true));
+            let read = named_field("x", &name).unwrap();
+            assert_eq!(read.data_type(), &bare(&ty, true), "{name}");
+        }
+        let quoted = Struct(vec![Field::new("a\"b", Int64, true)].into());
+        let name = type_name(&Field::new("x", quoted, true));
+        assert_eq!(name, "struct<a\"b: int64>");
+        // Names that neither grammar has.
+        let texts = Struct(vec![json_field(Field::new("a:b", Utf8, true))].into());
+        let name = type_name(&Field::new("x", texts, true));
+        assert_eq!(name, "Struct(\"a:b\": Utf8)");
     }
 
     #[test]
