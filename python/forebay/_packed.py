@@ -58,8 +58,13 @@ def _joined(tables: Sequence[Table]) -> Table:
     if len(tables) == 1:
         return tables[0]
     bases = np.cumsum([0] + [len(t.values) for t in tables])
+    values = [t.values for t in tables]
+    dtype = np.result_type(*values)
+    if dtype.kind not in "iu":
+        # uint64 beside a signed type, which NumPy makes floats: as `Pack.dtype_of` has them.
+        dtype = np.dtype(np.int64)
     return Table(
-        np.concatenate([t.values for t in tables]),
+        np.concatenate(values, dtype=dtype, casting="unsafe"),
         np.concatenate([t.starts + base for t, base in zip(tables, bases, strict=False)]),
         np.concatenate([t.counts for t in tables]),
     )

@@ -436,6 +436,20 @@ def test_tokens_of_several_types_become_those_that_hold_both(pair):
     assert taken([loader()], pack) == expected + [[]] * (-len(expected) % 2)
 
 
+def test_large_tokens_of_signed_and_unsigned_types_keep_their_digits(tmp_path):
+    large = 2**53 + 1
+    for n, kind in enumerate([pa.int64(), pa.uint64()]):
+        tokens = pa.array([[large + 2 * (2 * i + n)] for i in range(8)], pa.list_(kind))
+        (tmp_path / "data" / str(n)).mkdir(parents=True)
+        pq.write_table(pa.table({"tokens": tokens}), tmp_path / "data" / str(n) / "a.parquet")
+    where = {"origin": f"file://{tmp_path}/data", "cache": f"{tmp_path}/cache:64MiB"}
+    both = [forebay.open(f"data/{n}/", **where) for n in range(2)]
+    of = forebay.mix(both, [0.5, 0.5], epoch_rows=16)
+    loader = of.loader(pack=forebay.Pack(4, pad_id=0), batch_size=1, uneven="pad")
+    found = [int(t) for batch in loader for t in batch["tokens"].ravel() if t]
+    assert sorted(found) == [large + 2 * i for i in range(16)]
+
+
 def test_what_is_too_large_for_one_answer_is_read_in_parts(tmp_path):
     # In its file a row has next to nothing.
     rows = [[i] * 512 for i in range(2100)]
