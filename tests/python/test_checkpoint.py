@@ -402,8 +402,27 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog,
 
         monkeypatch.setattr(_wire, "remove", loses)
         assert ckpt.keep("s3://runs/through", **options) == ["s3://runs/through/b"]
+        # What is found and removed by name is waited for too.
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+        found = ckpt.list_durable("s3://runs/through", client=client, retry_for=60)
+        assert [c.name for c in found] == ["s3://runs/through/c"]
+        site.kill()
+        threading.Timer(1.0, site.start).start()
+        monkeypatch.setattr(_wire, "remove", loses)
+        ckpt.remove("s3://runs/through/c", client=client, retry_for=60)
+        assert _wire.remove is remove
+        assert ckpt.list_durable("s3://runs/through", client=client) == []
+        with pytest.raises(forebay.NotFound):
+            ckpt.remove("s3://runs/through/c", client=client, retry_for=60)
         # It ends, and what it began is given up.
         site.kill()
+        for once in (
+            lambda: ckpt.list_durable("s3://runs/through", client=client, retry_for=0.5),
+            lambda: ckpt.remove("s3://runs/through/c", client=client, retry_for=0.5),
+        ):
+            with pytest.raises(forebay.ConnectionFailed, match="retry_for="):
+                once()
         with pytest.raises(forebay.ConnectionFailed, match="retry_for="):
             ckpt.save(wanted, "s3://runs/through/c", client=client, retry_for=0.5)
     finally:
@@ -906,6 +925,17 @@ def test_a_commit_that_names_what_was_not_uploaded_is_refused(site):
         writing.commit()
     writing.abandon()
     assert site.keys("short/") == []
+
+
+def test_the_removal_of_what_is_on_its_way_is_a_conflict(site):
+    writing = _wire.Writing(site.client, "s3://runs/on-its-way/a")
+    writing.put("data", [b"1234"])
+    # A file of it is still to come from another node.
+    pending = writing.commit(elsewhere={"more": 1})
+    for retry_for in (0.0, 30.0):
+        with pytest.raises(forebay.Conflict):
+            ckpt.remove("s3://runs/on-its-way/a", client=site.client, retry_for=retry_for)
+    pending.abandon()
 
 
 def test_two_writers_of_one_name_are_refused_and_the_next_may(site):

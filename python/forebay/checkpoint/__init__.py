@@ -226,14 +226,28 @@ def keep(
     )
 
 
-def list_durable(where: str, *, client: Client | None = None) -> list[Checkpoint]:
+def list_durable(
+    where: str, *, client: Client | None = None, retry_for: float = 0.0
+) -> list[Checkpoint]:
     """The durable checkpoints directly under a prefix (``"s3://bucket/run"``) or in a bucket
     (``"s3://bucket"``), the oldest first. A ``manifest.json`` that is something else is passed
-    over."""
-    return _wire.listed(client_of(client), where)
+    over.
+
+    Args:
+        retry_for: Seconds for which they are listed anew while the node cannot be reached, or is
+            over its limits.
+    """
+    client, patience = client_of(client), _wire.checked_patience(retry_for)
+    return _wire.again(f"listing {where}", lambda: _wire.listed(client, where), patience)
 
 
-def remove(name: str, *, client: Client | None = None) -> None:
+def remove(name: str, *, client: Client | None = None, retry_for: float = 0.0) -> None:
     """Removes a durable checkpoint from its origin: its manifest first, so that nobody sees half of
-    it. Raises ``NotFound``, and ``Conflict`` while one of this name is on its way."""
-    _wire.remove(client_of(client), name)
+    it. Raises ``NotFound``, and ``Conflict`` while one of this name is on its way.
+
+    Args:
+        retry_for: Seconds for which it is tried again while the node cannot be reached, or is over
+            its limits. What is gone after an attempt whose answer was lost is removed.
+    """
+    client, patience = client_of(client), _wire.checked_patience(retry_for)
+    _wire.remove_patiently(client, name, patience)

@@ -1012,3 +1012,34 @@ def keep(
 
 def remove(client: Client, name: str, id: str | None = None) -> None:
     ask(client, "DELETE", path_of(*split(name), durable="true", id=id))
+
+
+def remove_patiently(client: Client, name: str, retry_for: float) -> None:
+    """Removes a durable checkpoint; with ``retry_for``, the one that is there at the beginning."""
+    if not retry_for:
+        remove(client, name)
+        return
+    bucket, prefix = split(name)
+    # Whoever takes its place meanwhile is not removed.
+    id: str | None = None
+    asked = False
+
+    def attempt() -> None:
+        nonlocal id, asked
+        if id is None:
+            try:
+                found = ask(client, "GET", path_of(bucket, prefix, manifest="true", durable="true"))
+            except NotFound:
+                # If one is on its way, the answer to a removal says so.
+                remove(client, name)
+                return
+            id = found["id"]
+        was_asked, asked = asked, True
+        try:
+            remove(client, name, id)
+        except NotFound:
+            # After an attempt whose answer was lost.
+            if not was_asked:
+                raise
+
+    return again(f"removing {name}", attempt, retry_for)
