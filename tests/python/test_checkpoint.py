@@ -333,6 +333,14 @@ def test_the_room_that_is_asked_for_is_that_of_each_storage_once():
     assert 4 << 20 < _formats.bytes_of(tied) < 6 << 20
     sparse = torch.sparse_coo_tensor(torch.zeros(1, 1 << 17, dtype=torch.long), weight[: 1 << 17])
     assert 2 << 20 < _formats.bytes_of({"s": sparse}) < 8 << 20
+    dense = torch.rand(256, 512)
+    for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        blocks = (4, 4) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+        compressed = dense.to_sparse(layout=layout, blocksize=blocks)
+        written = io.BytesIO()
+        torch.save([compressed, compressed], written)
+        room = _formats.bytes_of([compressed, compressed]) - len(written.getvalue())
+        assert 0 <= room < 2 << 20, layout
     # Safetensors have each by itself.
     assert _formats.bytes_of_safetensors({"a": weight, "b": weight}) > 8 << 20
 

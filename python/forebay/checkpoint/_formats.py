@@ -77,6 +77,10 @@ def bytes_of(state: object) -> int:
                 storages.add(storage._cdata)
             elif value.layout == torch.sparse_coo:
                 left += [value._indices(), value._values()]
+            elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+                left += [value.crow_indices(), value.col_indices(), value.values()]
+            elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+                left += [value.ccol_indices(), value.row_indices(), value.values()]
         elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
             seen.add(id(value))
             left.extend(value.values() if isinstance(value, dict) else value)
