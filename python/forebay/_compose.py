@@ -727,13 +727,23 @@ def _together(
     """What datasets are made of, each base once; how each of them is; and the pieces of all."""
     bases: list[Dataset[Any]] = []
     numbers: dict[Any, int] = {}
+    clients: list[Client] = []
     pieces: list[Piece] = []
     parts: list[Document] = []
+
+    def through(client: Client) -> int:
+        """The number of the client, which is that of one that is like it."""
+        for number, known in enumerate(clients):
+            if known is client or known._is_like(client):
+                return number
+        clients.append(client)
+        return len(clients) - 1
+
     for dataset in datasets:
         own, document, of_own, _ = dataset._tree()
         at = []
         for base in own:
-            key = (base.id, repr(base.client), tuple(base._columns or ()), base.dressing)
+            key = (base.id, through(base.client), tuple(base._columns or ()), base.dressing)
             if key not in numbers:
                 numbers[key] = len(bases)
                 bases.append(base)

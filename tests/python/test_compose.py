@@ -1704,3 +1704,16 @@ def test_a_preview_shows_pictures_and_escapes_texts(table, people, tmp_path):
     assert _cell(PNG + b"\0" * PREVIEW_BYTES, left).startswith("image/png, ")
     assert _cell(memoryview(b"\0\1\2"), left) == "3 bytes"
     assert len(_cell("x" * 10_000, left)) < 300
+
+
+def test_rows_are_read_in_the_name_of_the_client_that_a_dataset_was_opened_with(people):
+    def opened(token: str | None):
+        client = forebay.Client(people.url, token=token)
+        return forebay.open("bk/pictures.tar", client=client)
+
+    one, same, other = opened("a"), opened("a"), opened("b")
+    assert len(forebay.concatenate([one, same]).made_of) == 1
+    both = forebay.concatenate([one, same, other])
+    assert [base.client for base in both.made_of] == [one.client, other.client]
+    assert both.id == forebay.concatenate([one, one, other]).id
+    assert len(list(both)) == 3 * len(one)

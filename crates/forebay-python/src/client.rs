@@ -844,6 +844,16 @@ impl Client {
         Ok(self.session()?.node.moves())
     }
 
+    /// Whether another client asks the same nodes, or the same engine of this process, with the same
+    /// token: what one reads, the other may read.
+    fn _is_like(&self, other: &Bound<'_, Client>) -> bool {
+        let (own, others) = (&self.sessions.config, &other.get().sessions.config);
+        own.urls == others.urls
+            && own.origins == others.origins
+            && own.cache == others.cache
+            && own.token == others.token
+    }
+
     fn __reduce__<'py>(
         slf: Bound<'py, Self>,
         py: Python<'py>,
