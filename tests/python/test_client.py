@@ -66,8 +66,9 @@ def test_a_range_across_chunks(client, objects):
 
 
 def test_a_range_outside_the_object_is_an_error(client):
-    with pytest.raises(forebay.RangeNotSatisfiable):
+    with pytest.raises(forebay.RangeNotSatisfiable) as told:
         client.get("train/one", start=1, length=1)
+    assert str(told.value).count("train/one") == 1
     with pytest.raises(ValueError):
         client.get("train/one", start=0, length=0)
 

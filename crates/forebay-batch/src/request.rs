@@ -81,7 +81,8 @@ impl Entry {
             _ => error,
         };
         let place = self.place();
-        let error = error.context(format_args!("in[{index}] {place}"));
+        let name = place.split_once("://").map_or(&*place, |(_, name)| name);
+        let error = error.context_naming(name, format_args!("in[{index}] {place}"));
         error.about(place)
     }
 
@@ -596,6 +597,12 @@ mod tests {
         let mut name = String::new();
         r.entries[0].output_name(false, &mut name);
         assert_eq!(name, "default-bucket/a.jpg");
+        let named = Error::range_not_satisfiable("default-bucket/a.jpg: bytes 9- of 5 bytes");
+        let named = r.entries[0].at(0, named);
+        assert_eq!(
+            named.message(),
+            "in[0] ais://default-bucket/a.jpg: bytes 9- of 5 bytes"
+        );
         r.entries[1].output_name(false, &mut name);
         assert_eq!(name, "shards/s.tar/x/1.jpg");
         r.entries[1].output_name(true, &mut name);

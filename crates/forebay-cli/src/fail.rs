@@ -233,7 +233,7 @@ mod tests {
         );
         assert_eq!(
             said(Error::invalid("bk/key: too large").hint("write it in parts")),
-            ("bk/key: too large".into(), Some("write it in parts".into()))
+            ("too large: bk/key".into(), Some("write it in parts".into()))
         );
         assert_eq!(
             said(Error::invalid("a limit (of 5 MiB and more)")),

@@ -203,6 +203,11 @@ impl Error {
         self.edit(|i| i.message = format!("{context}: {}", i.message))
     }
 
+    /// [`Error::context`] that says this name itself: the message begins with it no longer, if it did.
+    pub fn context_naming(self, name: &str, context: impl fmt::Display) -> Self {
+        self.edit(|i| i.message = format!("{context}: {}", without_name(&i.message, name)))
+    }
+
     /// Adds the bucket or object concerned, in the words of the message.
     pub fn about(self, place: impl Into<String>) -> Self {
         self.edit(|i| i.place = Some(place.into()))
@@ -282,6 +287,15 @@ impl Error {
     }
 }
 
+/// A message without the name (and the colon after it) that it may begin with, for whoever puts the
+/// name in front in other words.
+pub fn without_name<'a>(message: &'a str, name: &str) -> &'a str {
+    message
+        .strip_prefix(name)
+        .and_then(|what| what.strip_prefix(": "))
+        .unwrap_or(message)
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;
@@ -344,6 +358,10 @@ mod tests {
             e.to_string(),
             "entry 3: the name is empty (give each entry an objname)"
         );
+        let of = |message: &str| Error::not_found(message).context_naming("b/k", "s3://b/k");
+        assert_eq!(of("b/k: gone").message(), "s3://b/k: gone");
+        assert_eq!(of("b/k/m: gone").message(), "s3://b/k: b/k/m: gone");
+        assert_eq!(of("gone").message(), "s3://b/k: gone");
     }
 
     #[test]

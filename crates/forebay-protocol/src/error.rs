@@ -8,7 +8,7 @@
 //! Invariant: [`ErrorDocument::of`] and [`ErrorDocument::to_error`] keep kind, message, hint and
 //! retry delay.
 
-use forebay_core::{Error, ErrorKind};
+use forebay_core::{Error, ErrorKind, error::without_name};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -97,7 +97,9 @@ impl ErrorDocument {
     pub fn at(mut self, place: String) -> Self {
         // The origin's URL, which the message may contain, must not be taken for it.
         if !self.message.starts_with(&place) {
-            self.message = format!("{place}: {}", self.message);
+            // Errors of the engine begin with the name alone.
+            let name = place.split_once("://").map_or(&*place, |(_, name)| name);
+            self.message = format!("{place}: {}", without_name(&self.message, name));
         }
         self.place = Some(place);
         self
@@ -226,6 +228,8 @@ mod tests {
         let document = ErrorDocument::of(&error).at("ais://b/k".into());
         assert_eq!(document.message, "ais://b/k: no such object");
         assert_eq!(document.what(), "no such object");
+        let named = ErrorDocument::of(&Error::not_found("b/k: no such object"));
+        assert_eq!(named.at("ais://b/k".into()).message, document.message);
         let json = serde_json::to_value(&document).unwrap();
         assert_eq!(json["where"], "ais://b/k");
         assert!(json.get("method").is_none());
