@@ -115,7 +115,8 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
     }
 }
 
-/// Those of the same name become durable in the order of their commits.
+/// Those of the same name become durable in the order of their commits. One that another node was
+/// faster than, and that may not replace anything, is not waited for: it would never come before.
 async fn wait_for_earlier(inner: &Inner, entry: &Entry) {
     let mut changed = inner.changed.subscribe();
     loop {
@@ -336,6 +337,7 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
         // The answer was lost.
         Some(manifest) if manifest.id == id => return published(&inner, &entry).await,
         Some(_) if !replace => {
+            entry.state.lock().is_taken = true;
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
                 format!("{place}: another checkpoint has this name by now"),

@@ -71,12 +71,14 @@ impl Stages {
             let state = entry.state.lock();
             let pending = state.phase.is_pending();
             let counts = state.phase == Phase::Durable || (pending && !durable);
-            counts.then(|| (Manifest::of(&state.journal), pending))
+            counts.then(|| (Manifest::of(&state.journal), pending, state.is_taken))
         });
-        let here = match here {
-            Some((manifest, pending)) if pending || id.is_some() => return Ok(manifest),
-            // Another node may have replaced what is durable here.
-            other => other.map(|(manifest, _)| manifest),
+        let (here, is_pending) = match here {
+            Some((manifest, true, false)) => return Ok(manifest),
+            Some((manifest, ..)) if id.is_some() => return Ok(manifest),
+            // Another node may have replaced what is durable here, or have taken the name.
+            Some((manifest, pending, _)) => (Some(manifest), pending),
+            None => (None, false),
         };
         let look = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix);
         let there = match here {
@@ -90,10 +92,12 @@ impl Stages {
         };
         match there {
             Ok(Some(manifest)) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
+            // The name is free again.
+            Ok(None) if is_pending => here.ok_or_else(|| missing(place, id)),
             Ok(_) => Err(missing(place, id)),
             Err(e) => match here {
                 // The origin does not answer, and this is what it had.
-                Some(manifest) if e.kind().is_transient() => Ok(manifest),
+                Some(manifest) if !is_pending && e.kind().is_transient() => Ok(manifest),
                 _ => Err(e),
             },
         }

@@ -548,7 +548,8 @@ impl Inner {
             let waits = other.place == entry.place
                 && other.order < entry.order
                 && state.journal.part.is_none()
-                && state.phase.is_pending();
+                && state.phase.is_pending()
+                && !state.is_taken;
             waits.then(|| state.journal.id.clone())
         })
     }
@@ -832,6 +833,7 @@ impl Inner {
                 failures: 0,
                 late: false,
                 retry_ms: 0,
+                is_taken: false,
                 read_ms: steady,
             }),
         })

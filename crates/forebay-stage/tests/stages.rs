@@ -767,6 +767,33 @@ async fn two_writers_of_one_name() {
 }
 
 #[tokio::test]
+async fn one_whose_name_another_node_took_holds_up_no_later_one() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/x", false).await.unwrap();
+    run.put("run/x", &first, "data", b"mine").await.unwrap();
+    let other = br#"{"forebay_checkpoint": 1, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
+    site.origin.set(&format!("run/x/{MANIFEST}"), &other[..]);
+    run.commit("run/x", &first, &[("data", 4)]).await.unwrap();
+    run.failed().await;
+    assert_eq!(run.newest("run/x").await, "00000000000000ff");
+    let second = run.save_small("run/x", true).await.unwrap();
+    assert!(run.durable("run/x", &second).await);
+    assert_eq!(site.visible("run/x"), Some(second.clone()));
+    // The first one is kept until somebody gives it up, and never takes the place of the second.
+    until(|| run.stages.stats().failures.load(SeqCst) >= 2).await;
+    assert_eq!(site.visible("run/x"), Some(second.clone()));
+    run.kill().await;
+    let run = site.start();
+    let third = run.save_small("run/x", true).await.unwrap();
+    assert!(run.durable("run/x", &third).await);
+    run.abandon("run/x", &first).await.unwrap();
+    run.removed().await;
+    assert_eq!(site.visible("run/x"), Some(third));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_commit_names_exactly_what_was_uploaded() {
     let site = Site::new(256 << 20);
     let run = site.start();
