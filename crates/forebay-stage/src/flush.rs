@@ -194,7 +194,7 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
             }
             let mut last = saved.lock().await;
             if last.elapsed() >= SAVE_EVERY {
-                inner.save(entry).await?;
+                note_sent(inner, entry).await?;
                 *last = Instant::now();
             }
             Ok::<_, Error>(())
@@ -203,7 +203,7 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
     sent.buffer_unordered(FILES_IN_FLIGHT)
         .try_collect::<Vec<()>>()
         .await?;
-    inner.save(entry).await?;
+    note_sent(inner, entry).await?;
     // Whoever sent files early has ended: what is left are uploads of files that were replaced.
     if let Err(e) = early::abort(inner, entry).await {
         tracing::debug!(checkpoint = %entry.place, error = %e.describe(), "uploads of files that were \
@@ -239,6 +239,17 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
     }
     inner.tell();
     Ok(Outcome::Durable)
+}
+
+/// Notes what the origin has by now. What cannot be noted, because others filled the disk, is sent
+/// again after a restart: that is no reason to send the rest later.
+async fn note_sent(inner: &Inner, entry: &Arc<Entry>) -> Result<()> {
+    if let Err(e) = inner.save(entry).await {
+        check_pending(entry)?;
+        tracing::debug!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+            "what the origin has of a checkpoint could not be noted");
+    }
+    Ok(())
 }
 
 /// Until the origin has what other nodes send.
@@ -346,15 +357,20 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
         }
         _ => {}
     }
-    let last = {
+    let (last, changes_more) = {
         let mut state = entry.state.lock();
         let files = state.journal.files.iter().filter(|f| f.last);
         let last: Vec<FileEntry> = files.cloned().collect();
         state.journal.publishing = !last.is_empty();
         state.journal.remove = before.map_or(Vec::new(), |m| replaced(&m, place, &last));
-        last
+        let changes_more = state.journal.publishing || !state.journal.remove.is_empty();
+        (last, changes_more)
     };
-    inner.save(&entry).await?;
+    match changes_more {
+        // Otherwise nobody would know after a restart what to put back or to remove.
+        true => inner.save(&entry).await?,
+        false => note_sent(&inner, &entry).await?,
+    }
     for file in &last {
         check_pending(&entry)?;
         let key = format!("{}/{}", place.prefix, file.name);

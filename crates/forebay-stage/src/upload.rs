@@ -203,7 +203,12 @@ impl<'a> Upload<'a> {
                 self.inner.stats.flushed_bytes.fetch_add(bytes, Relaxed);
                 counted.fetch_add(bytes, Relaxed);
                 let noted = self.noted(move |log| log.add(number, &etag, bytes));
-                noted.await.map(|()| true)
+                // It is known here, and sent again after a restart.
+                if let Err(e) = noted.await {
+                    tracing::debug!(object = %self.name, number, error = %e.describe(), "that the \
+                        origin has a part could not be noted");
+                }
+                Ok::<_, Error>(true)
             }
         });
         let all = sent

@@ -794,6 +794,28 @@ async fn one_whose_name_another_node_took_holds_up_no_later_one() {
 }
 
 #[tokio::test]
+async fn what_cannot_be_noted_goes_to_the_origin_all_the_same() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", false).await.unwrap();
+    run.put("run/x", &id, "data", b"mine").await.unwrap();
+    site.origin.down.store(true, SeqCst);
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    run.failed().await;
+    let in_the_way = site.dir.path().join("staged").join(&id).join("journal.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    site.origin.down.store(false, SeqCst);
+    until(|| site.visible("run/x").as_ref() == Some(&id)).await;
+    assert_eq!(site.object(&format!("run/x/{id}/data")).unwrap(), b"mine");
+    // It is called durable when that is on the disk too.
+    let status = run.stages.status(&place("run/x"), Some(&id), None).await;
+    assert!(!status.unwrap().durable);
+    std::fs::remove_dir(&in_the_way).unwrap();
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_commit_names_exactly_what_was_uploaded() {
     let site = Site::new(256 << 20);
     let run = site.start();
