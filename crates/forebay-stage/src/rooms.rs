@@ -191,10 +191,10 @@ impl Inner {
                 let _ = tokio::time::timeout(GOING_MAX, changed.changed()).await;
                 continue;
             }
+            let dirs = self.would_have_room(bytes, &allowed).await?;
             if changed.has_changed().unwrap_or(false) {
                 continue;
             }
-            let dirs = self.would_have_room(bytes, &allowed);
             if dirs.is_empty() || !self.evict_one(&dirs).await {
                 if self.is_any_going(|_| true) {
                     // Files of one that was removed are being read: there is room soon.
@@ -235,8 +235,9 @@ impl Inner {
             .any(|entry| entry.state.lock().phase == Phase::Gone && of(entry))
     }
 
-    /// Of `dirs`, those in which there would be room if all that is durable went.
-    fn would_have_room(&self, bytes: u64, dirs: &[usize]) -> Vec<usize> {
+    /// Of `dirs`, those in which there would be room if all that is durable went: of the cache's size,
+    /// and on the file system, which others may have filled.
+    async fn would_have_room(self: &Arc<Self>, bytes: u64, dirs: &[usize]) -> Result<Vec<usize>> {
         let mut warm = vec![0u64; self.dirs.len()];
         for entry in self.entries.lock().values() {
             let state = entry.state.lock();
@@ -246,7 +247,15 @@ impl Inner {
         }
         let stays = |dir: usize| self.store.aside_bytes(dir).saturating_sub(warm[dir]);
         let fits = |dir: &usize| stays(*dir).saturating_add(bytes) <= self.most(*dir);
-        dirs.iter().copied().filter(fits).collect()
+        let mut dirs: Vec<usize> = dirs.iter().copied().filter(fits).collect();
+        let inner = self.clone();
+        let asked = spawn_blocking(move || {
+            dirs.retain(|dir| inner.store.could_set_aside(*dir, bytes, warm[*dir]));
+            dirs
+        });
+        asked
+            .await
+            .map_err(|e| Error::internal("looking for room ended").caused_by(e))
     }
 
     fn no_room(&self, bytes: u64, of: Option<&str>) -> Error {

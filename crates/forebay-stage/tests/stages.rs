@@ -4,7 +4,11 @@ use bytes::Bytes;
 use forebay_core::{ErrorKind, ManualClock, Result};
 use forebay_engine::Freshness;
 use forebay_stage::{Begin, Commit, MANIFEST, NamedFile, Place, StageConfig, Stages, Until};
-use forebay_store::{DirConfig, Store, StoreConfig};
+use forebay_store::{
+    DirConfig, Store, StoreConfig,
+    disk::{Disk, RealDisk},
+    faults::FaultyDisk,
+};
 use forebay_testing::engine::{Bench, MemoryOrigin, NOW, collect, noise};
 use futures::{StreamExt, stream};
 use std::{
@@ -60,6 +64,10 @@ impl Site {
 
     /// A node with these cache directories.
     fn start_with(&self, dirs: &[&Path]) -> Run {
+        self.start_on(Arc::new(RealDisk), dirs)
+    }
+
+    fn start_on(&self, disk: Arc<dyn Disk>, dirs: &[&Path]) -> Run {
         let dirs = dirs.iter().map(|path| DirConfig {
             path: (*path).to_owned(),
             capacity_bytes: self.cache_bytes,
@@ -68,7 +76,8 @@ impl Site {
             dirs: dirs.collect(),
             ..StoreConfig::default()
         };
-        let store = Arc::new(Store::open(store, Arc::new(self.clock.clone())).unwrap());
+        let clock = Arc::new(self.clock.clone());
+        let store = Arc::new(Store::open_on(disk, store, clock).unwrap());
         let bench = Bench::over(
             self.origin.clone(),
             Freshness::Always,
@@ -1665,6 +1674,33 @@ async fn what_can_never_fit_evicts_nothing() {
         ErrorKind::TooLarge
     );
     assert!(run.read("warm", &id).await.is_some(), "it is still here");
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_the_file_system_could_never_hold_evicts_nothing() {
+    let site = Site::new(128 << 20);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    faults.say_available(Some(1 << 40));
+    let run = site.start_on(Arc::new(disk), &[site.dir.path()]);
+    let warm = run.save("warm", 1).await.unwrap();
+    assert!(run.durable("warm", &warm).await);
+    let other = run.begin("large", true).await.unwrap();
+    // Others fill the disk.
+    faults.say_available(Some(0));
+    let put = |size: u64| {
+        let body = stream::iter([Ok(Bytes::from(vec![7; size as usize]))]).boxed();
+        let (stages, other) = (&run.stages, &other);
+        async move {
+            let place = place("large");
+            let put = stages.put(&place, other, None, "f", Some(size), body);
+            put.await.map(drop)
+        }
+    };
+    assert_eq!(kind(put(40 << 20).await), ErrorKind::NoRoom);
+    assert!(run.read("warm", &warm).await.is_some(), "it is still here");
+    faults.say_available(Some(1 << 40));
+    put(40 << 20).await.unwrap();
     run.kill().await;
 }
 

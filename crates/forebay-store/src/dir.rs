@@ -264,6 +264,17 @@ impl Directory {
         let _ = self.aside.fetch_update(Relaxed, Relaxed, less);
     }
 
+    /// Whether the file system could have room for `bytes` more that are set aside, if the whole cache
+    /// and `gone` bytes of what is set aside were not there. If it does not say, it could.
+    pub fn could_hold_aside(&self, bytes: u64, gone: u64) -> bool {
+        let Ok(space) = self.disk.space(&self.path) else {
+            return true;
+        };
+        let cache = self.state.lock().used + self.ahead;
+        let room = space.available_bytes.saturating_add(cache);
+        room.saturating_add(gone) >= self.aside_to_come().saturating_add(bytes)
+    }
+
     /// How much can be moved to the end of the log at this moment.
     pub fn room_for_moving(&self) -> u64 {
         let limit = self.limit(Class::Relocation);

@@ -105,7 +105,7 @@ impl Rule {
 
 /// The rules in force, shared by a disk and the test that controls it.
 #[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>);
+pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>, Arc<Mutex<Option<u64>>>);
 
 impl Faults {
     /// Puts a rule in force. If several match an operation, the one added first applies.
@@ -130,6 +130,11 @@ impl Faults {
     /// The file system has no space for new bytes; deleting still works.
     pub fn full(&self, path: &str) {
         self.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on(path));
+    }
+
+    /// From now on, the file system says that so much may still be written; `None`: what it has.
+    pub fn say_available(&self, bytes: Option<u64>) {
+        *self.1.lock() = bytes;
     }
 
     /// The disk is well again.
@@ -216,7 +221,12 @@ struct FaultyFile {
 
 impl Disk for FaultyDisk {
     fn space(&self, dir: &Path) -> io::Result<Space> {
-        self.disk.space(dir)
+        let space = self.disk.space(dir)?;
+        let said = *self.faults.1.lock();
+        Ok(Space {
+            available_bytes: said.unwrap_or(space.available_bytes),
+            ..space
+        })
     }
 
     fn create_dir_all(&self, path: &Path) -> io::Result<()> {

@@ -134,6 +134,13 @@ impl Store {
         })
     }
 
+    /// Whether [`Store::set_aside`] could find room for `bytes` on the directory's file system if
+    /// `gone` bytes of what is set aside were given back before, and all that is cached made room. It
+    /// asks the file system, and changes nothing.
+    pub fn could_set_aside(&self, directory: usize, bytes: u64, gone: u64) -> bool {
+        self.inner.dirs[directory].could_hold_aside(bytes, gone)
+    }
+
     /// Counts files that are in a directory already, as [`Store::set_aside`] would have.
     pub fn found_aside(&self, directory: usize, bytes: u64) {
         self.inner.dirs[directory].found_aside(bytes);
