@@ -65,9 +65,7 @@ pub struct Directory {
     /// As configured.
     pub capacity: u64,
     /// What others keep in this directory: it counts in the capacity ([`Directory::set_aside`]).
-    aside: AtomicU64,
-    /// Of that, what is not on the disk yet: the file system takes it for free.
-    aside_to_come: AtomicU64,
+    aside: Mutex<Aside>,
     /// Held by the thread that sets room aside.
     pub setting_aside: Mutex<()>,
     /// The part of it that there is room for at this moment.
@@ -109,6 +107,14 @@ pub struct Directory {
     health: AtomicU8,
     retry_at: AtomicU32,
     _lock: identity::Lock,
+}
+
+/// What others keep in a directory.
+#[derive(Clone, Copy, Default)]
+struct Aside {
+    bytes: u64,
+    /// Of that, what is not on the disk yet: the file system takes it for free.
+    to_come: u64,
 }
 
 #[derive(Default)]
@@ -179,8 +185,7 @@ impl Directory {
             disk: o.disk,
             latency: o.latency,
             capacity: o.capacity,
-            aside: AtomicU64::new(0),
-            aside_to_come: AtomicU64::new(0),
+            aside: Mutex::default(),
             setting_aside: Mutex::new(()),
             effective: AtomicU64::new(o.capacity),
             keep_free: o.keep_free,
@@ -226,42 +231,46 @@ impl Directory {
 
     /// What others keep in this directory.
     pub fn aside(&self) -> u64 {
-        self.aside.load(Relaxed)
+        self.aside.lock().bytes
     }
 
     /// Takes `bytes` of the capacity away from the cache, if others then have at most `most` of it
     /// and the cache keeps what it can work with. The caller makes the room.
     pub fn set_aside(&self, bytes: u64, most: u64) -> bool {
         let most = most.min(self.capacity.saturating_sub(self.works_with()));
-        let more = |aside: u64| aside.checked_add(bytes).filter(|sum| *sum <= most);
-        let is_set = self.aside.fetch_update(Relaxed, Relaxed, more).is_ok();
-        if is_set {
-            self.aside_to_come.fetch_add(bytes, Relaxed);
+        let mut aside = self.aside.lock();
+        match aside.bytes.checked_add(bytes) {
+            Some(sum) if sum <= most => {
+                aside.bytes = sum;
+                aside.to_come += bytes;
+                true
+            }
+            _ => false,
         }
-        is_set
     }
 
     /// What was set aside and is not on the disk yet.
     pub fn aside_to_come(&self) -> u64 {
-        self.aside_to_come.load(Relaxed)
+        self.aside.lock().to_come
     }
 
     /// Of what was set aside, `bytes` are on the disk by now.
     pub fn aside_came(&self, bytes: u64) {
-        let less = |to_come: u64| Some(to_come.saturating_sub(bytes));
-        let _ = self.aside_to_come.fetch_update(Relaxed, Relaxed, less);
+        let mut aside = self.aside.lock();
+        aside.to_come = aside.to_come.saturating_sub(bytes);
     }
 
     /// The same as [`Directory::set_aside`] for what is on the disk already.
     pub fn found_aside(&self, bytes: u64) {
-        self.aside.fetch_add(bytes, Relaxed);
+        let mut aside = self.aside.lock();
+        aside.bytes = aside.bytes.saturating_add(bytes);
     }
 
     /// Gives `bytes` that were set aside back to the cache, of which `to_come` never came.
     pub fn give_back(&self, bytes: u64, to_come: u64) {
-        self.aside_came(to_come);
-        let less = |aside: u64| Some(aside.saturating_sub(bytes));
-        let _ = self.aside.fetch_update(Relaxed, Relaxed, less);
+        let mut aside = self.aside.lock();
+        aside.bytes = aside.bytes.saturating_sub(bytes);
+        aside.to_come = aside.to_come.saturating_sub(to_come);
     }
 
     /// Whether the file system could have room for `bytes` more that are set aside, if the whole cache
@@ -315,8 +324,9 @@ impl Directory {
         };
         self.available.store(space.available_bytes, Relaxed);
         let kept = keep_free_of(self.keep_free, space.total_bytes);
-        let aside = self.aside().saturating_sub(self.aside_to_come());
-        let used = self.state.lock().used + aside;
+        // Of one moment: what is granted or given back meanwhile is not taken for what is on the disk.
+        let aside = *self.aside.lock();
+        let used = self.state.lock().used + aside.bytes.saturating_sub(aside.to_come);
         let room = (used + space.available_bytes).saturating_sub(kept);
         let mut effective = room.clamp(self.least(), self.capacity);
         let before = self.effective();

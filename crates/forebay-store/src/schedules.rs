@@ -8,7 +8,7 @@
 use crate::{
     DirConfig, Store, StoreConfig, Wait,
     disk::RealDisk,
-    faults::{Fault, FaultyDisk, Op, Rule},
+    faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
 use forebay_core::{ManualClock, ObjectMeta, ObjectName};
 use shuttle::{Config, Runner, scheduler::RandomScheduler, thread};
@@ -44,6 +44,10 @@ fn explore(schedules: usize, test: impl Fn(&Path) + Send + Sync + 'static) {
 }
 
 fn open(dir: &Path) -> Arc<Store> {
+    opened(dir).0
+}
+
+fn opened(dir: &Path) -> (Arc<Store>, Faults) {
     let (disk, faults) = FaultyDisk::new(RealDisk);
     faults.add(Rule::new(Op::Sync, Fault::Skip));
     let config = StoreConfig {
@@ -52,17 +56,13 @@ fn open(dir: &Path) -> Arc<Store> {
             capacity_bytes: CAPACITY,
         }],
         segment_bytes: Some(12 << 10),
+        keep_free_bytes: Some(0),
         background: false,
         ..StoreConfig::default()
     };
-    Arc::new(
-        Store::open_on(
-            Arc::new(disk),
-            config,
-            Arc::new(ManualClock::at(Duration::from_secs(1_800_000_000))),
-        )
-        .unwrap(),
-    )
+    let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
+    let store = Store::open_on(Arc::new(disk), config, Arc::new(clock)).unwrap();
+    (Arc::new(store), faults)
 }
 
 fn name(i: u64) -> ObjectName {
@@ -223,5 +223,32 @@ fn writers_and_removals_of_one_name_in_many_schedules() {
             again.is_none_or(|v| Some(v) == last),
             "{again:?} after a restart, {last:?} before"
         );
+    });
+}
+
+#[test]
+fn what_is_granted_is_never_taken_for_what_is_on_the_disk_in_many_schedules() {
+    explore(150, |dir| {
+        let (store, faults) = opened(dir);
+        let of = &store.inner.dirs[0];
+        // The file system has less room than the cache's size.
+        let room = CAPACITY - (12 << 10);
+        let used = of.state.lock().used;
+        faults.say_available(Some(room - used));
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let of = &store.inner.dirs[0];
+                    assert!(of.set_aside(4 << 10, u64::MAX));
+                    of.give_back(4 << 10, 4 << 10);
+                }
+            })
+        };
+        for _ in 0..6 {
+            of.measure(1_800_000_000);
+            assert_eq!(of.effective(), room);
+        }
+        other.join().unwrap();
     });
 }
