@@ -3,7 +3,8 @@
 //! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its
 //!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
-//!   it that are not known to be on disk.
+//!   it that are not known to be on disk. Before a delete is, the directory is synced from which
+//!   the last name went.
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
@@ -70,6 +71,9 @@ struct Root {
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
     listings: list::Listings,
     threads: Threads,
+    /// The directories that were synced after a removal.
+    #[cfg(test)]
+    removals: forebay_core::sync::Mutex<Vec<PathBuf>>,
 }
 
 /// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
@@ -121,6 +125,8 @@ impl LocalOrigin {
             synced: Default::default(),
             listings: Default::default(),
             threads,
+            #[cfg(test)]
+            removals: Default::default(),
         }));
         origin.remove_stale();
         Ok(origin)
@@ -448,16 +454,34 @@ impl Root {
         }
     }
 
-    /// Removes the directories that a delete left empty, up to the root.
-    fn prune(&self, from: Option<&Path>) {
+    /// Removes the directories that a delete left empty, up to the root. Returns the one that stays.
+    fn prune<'a>(&self, from: &'a Path) -> &'a Path {
         let mut dir = from;
-        while let Some(d) = dir.filter(|d| *d != self.path && d.starts_with(&self.path)) {
-            self.synced.lock().remove(d);
-            if fs::remove_dir(d).is_err() {
-                return;
+        while dir != self.path && dir.starts_with(&self.path) {
+            let Some(above) = dir.parent() else { break };
+            self.synced.lock().remove(dir);
+            if fs::remove_dir(dir).is_err() {
+                break;
             }
-            dir = d.parent();
+            dir = above;
         }
+        dir
+    }
+
+    /// Syncs a directory from which a name was removed; if another delete removed it meanwhile, the
+    /// one above it.
+    fn sync_removal(&self, dir: &Path) -> io::Result<()> {
+        for dir in dir.ancestors().take_while(|d| d.starts_with(&self.path)) {
+            match File::open(dir).and_then(|dir| dir.sync_all()) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                synced => {
+                    #[cfg(test)]
+                    self.removals.lock().push(dir.to_owned());
+                    return synced;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -620,11 +644,14 @@ impl Origin for LocalOrigin {
                 Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(e) => return Err(e),
             };
-            let _shared = root.changes.read();
+            let shared = root.changes.read();
             match fs::remove_file(&path) {
                 Ok(()) => {
-                    root.prune(path.parent());
-                    Ok(())
+                    let left = root.prune(path.parent().unwrap_or(&root.path));
+                    drop(shared);
+                    // What was acknowledged as deleted does not come back after a crash.
+                    root.sync_removal(left)
+                        .map_err(|e| failure::from_io(root.site("delete", &key), e))
                 }
                 Err(e)
                     if matches!(
@@ -905,6 +932,24 @@ mod tests {
         drop(checking);
         deleting.await.unwrap().unwrap();
         writing.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_delete_is_on_the_disk_when_it_is_acknowledged() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let root = origin.0.path.clone();
+        for key in ["a/b/c", "a/d", "a/e"] {
+            put(&origin, key).await.unwrap().unwrap();
+        }
+        for key in ["a/b/c", "a/d", "a/d", "none", "a/e"] {
+            origin.delete(key).await.unwrap();
+        }
+        // Those that stay, once for each object that was there.
+        let synced = origin.0.removals.lock().clone();
+        assert_eq!(synced, [root.join("a"), root.join("a"), root.clone()]);
+        // Another delete was faster with the directory.
+        origin.0.sync_removal(&root.join("a/b")).unwrap();
     }
 
     #[tokio::test]
