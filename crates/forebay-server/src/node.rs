@@ -269,6 +269,10 @@ impl Node {
                 if let Some(path) = &app.unix_path {
                     socket::remove(path);
                 }
+                if let Some(stages) = &app.stages {
+                    // Flushes go on from the moment that they are opened, and need the engine.
+                    let _ = timeout(ABORT_GRACE, stages.close()).await;
+                }
                 if let Err(e) = app.engine.close(ABORT_GRACE).await {
                     tracing::warn!(error = %e.describe(), "the cache was not closed cleanly");
                 }

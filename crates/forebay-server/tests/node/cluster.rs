@@ -1,14 +1,21 @@
 //! Nodes that are one cache: the map in a file, certificates, and a node that goes away.
 
-use crate::common::{TestNode, start_in};
+use crate::common::{TestNode, config, start_in};
 use forebay_cluster::{Map, Member, MemberState, member_named};
+use forebay_core::{ErrorKind, ManualClock};
+use forebay_server::Node;
 use forebay_tls::{Authority, PeerFiles, PeerTls};
+use http::{Method, StatusCode};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 const NODES: [&str; 3] = ["a", "b", "c"];
 
@@ -269,6 +276,66 @@ async fn certificates_are_replaced_for_new_connections() {
     assert!(!shared.lets_in("a", &old).await && !shared.lets_in("b", &old).await);
     nodes.push(shared.start("c").await);
     each_byte_leaves_the_bucket_once(&shared, &nodes, &objects).await;
+}
+
+/// An etcd that lets nobody in.
+async fn forbidding_etcd() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let answer =
+                    b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+                let _ = stream.write_all(answer).await;
+                let _ = stream.shutdown().await;
+                let _ = stream.read_to_end(&mut Vec::new()).await;
+            });
+        }
+    });
+    address.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_cannot_join_lets_go_of_what_is_staged() {
+    let shared = Shared::new();
+    let node = start_in(tempfile::tempdir().unwrap(), &[]).await;
+    // The checkpoint stays on its way: an object has the name of its folder.
+    node.write("ck", b"0123456789");
+    let mut client = node.client().await;
+    let path = "/v1/checkpoints/data/ck";
+    let begun = client.send(Method::POST, path, &[], "{}").await;
+    assert_eq!(begun.status, StatusCode::OK, "{}", begun.text());
+    let id = begun.json()["id"].as_str().unwrap().to_owned();
+    let file = format!("{path}?id={id}&file=f");
+    let put = client.put(&file, &[], "content").await;
+    assert_eq!(put.status, StatusCode::OK, "{}", put.text());
+    let commit = format!("{path}?id={id}&commit=true");
+    let files = r#"{"files": [{"name": "f", "size": 7}]}"#;
+    let committed = client.send(Method::POST, &commit, &[], files).await;
+    assert_eq!(committed.status, StatusCode::OK, "{}", committed.text());
+    drop(client);
+    node.node.shutdown(Duration::from_secs(10)).await.unwrap();
+    let TestNode { node, dir, .. } = node;
+    drop(node);
+
+    let map = format!("etcd://{}/test", forbidding_etcd().await);
+    let settings = [
+        ("listen.peer", shared.peers[0].as_str()),
+        ("cluster.map", map.as_str()),
+        ("cluster.node", "a"),
+        ("cluster.plain", "true"),
+    ];
+    let refused = async || {
+        let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
+        let node = Node::start_with(config(&dir, &settings), Arc::new(clock)).await;
+        node.err().map(|e| e.kind())
+    };
+    // Not `Conflict`: nobody has the cache directory open.
+    for _ in 0..2 {
+        wait_for(async || refused().await == Some(ErrorKind::PermissionDenied)).await;
+    }
 }
 
 async fn wait_for(what: impl AsyncFn() -> bool) {
