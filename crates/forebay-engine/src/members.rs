@@ -26,8 +26,8 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{
-    ByteRange, CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result,
-    VersionId, limits::CHUNK_BYTES, name::shorten, request,
+    ByteRange, CacheStatus, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation,
+    Result, VersionId, limits::CHUNK_BYTES, name::shorten, request,
 };
 use forebay_format::{
     ArchiveKind, Extent, Indexer, MemberDecoder, MemberIndex, Place, Repeated, ScanStep, Storage,
@@ -52,6 +52,8 @@ const LONE_HEADER_BYTES: u64 = 4096;
 const FULL_LINE_CHUNKS: u32 = 1;
 /// How many archives with repeated names are remembered, so that each is logged once.
 const TOLD_MAX: u64 = 4096;
+/// The least memory that an index which is built in passing takes at a time.
+const PASSING_STEP_BYTES: u64 = 16 << 10;
 /// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 /// The same without memory of its own, when none is left: a reader holds bytes that others may wait
@@ -546,7 +548,9 @@ impl Engine {
                 return Err(e.context(name));
             }
         }
-        indexer.finish().map_err(|e| e.context(name))
+        // Of a large archive it takes its time.
+        let finished = blocking(move || indexer.finish()).await?;
+        finished.map_err(|e| e.context(name))
     }
 
     /// Some bytes of one version: at most two chunks' worth.
@@ -769,32 +773,81 @@ impl Engine {
         if !unknown {
             return body;
         }
-        let scan = Indexer::new(ArchiveKind::Tar, meta.size);
+        let scan = InPassing {
+            indexer: Indexer::new(ArchiveKind::Tar, meta.size),
+            memory: Vec::new(),
+        };
         let state = (body, Some(scan), self.clone(), name.clone(), meta.clone());
         stream::unfold(state, |(mut body, mut scan, engine, name, meta)| async move {
             match body.next().await {
                 Some(Ok(piece)) => {
-                    // A tar that cannot be parsed matters only to those who ask for members.
-                    if scan.as_mut().is_some_and(|s| s.push(&piece).is_err()) {
+                    let budget = &engine.inner.budget;
+                    if scan.as_mut().is_some_and(|s| !s.push(&piece, budget)) {
                         scan = None;
                     }
                     Some((Ok(piece), (body, scan, engine, name, meta)))
                 }
                 Some(Err(e)) => Some((Err(e), (body, None, engine, name, meta))),
                 None => {
-                    if let Some(Ok(index)) = scan.map(Indexer::finish) {
-                        let index = Arc::new(index);
-                        engine.remember_index(&name, meta.version(), &index);
-                        add(&engine.stats().indexes_built_in_passing, 1);
-                        if let Err(e) = engine.keep_index(&name, &meta, index).await {
-                            tracing::debug!(object = %name, error = %e.describe(), "an index was not kept");
-                        }
+                    if let Some(scan) = scan
+                        && let Err(e) = engine.keep_in_passing(&name, &meta, scan).await
+                    {
+                        tracing::debug!(object = %name, error = %e.describe(), "an index was not kept");
                     }
                     None
                 }
             }
         })
         .boxed()
+    }
+
+    /// Keeps what was found in a tar that has flowed by as a whole, if that is all of it.
+    async fn keep_in_passing(
+        &self,
+        name: &ObjectName,
+        meta: &Arc<ObjectMeta>,
+        scan: InPassing,
+    ) -> Result<()> {
+        let InPassing { indexer, memory } = scan;
+        let (engine, owned, version) = (self.clone(), name.clone(), meta.version());
+        let finished = blocking(move || {
+            let index = Arc::new(indexer.finish().ok()?);
+            engine.remember_index(&owned, version, &index);
+            Some((index, memory))
+        });
+        if let Some((index, _memory)) = finished.await? {
+            add(&self.stats().indexes_built_in_passing, 1);
+            self.keep_index(name, meta, index).await?;
+        }
+        Ok(())
+    }
+}
+
+/// An index that is built from a body which flows by, and the memory that it takes.
+struct InPassing {
+    indexer: Indexer,
+    memory: Vec<Reservation>,
+}
+
+impl InPassing {
+    /// Takes the next bytes. `false`: it is not to go on. A tar that cannot be parsed matters only to
+    /// those who ask for members, and an index that there is no memory for is built for them: whoever
+    /// reads the body holds bytes that others may wait for, so this must not wait itself.
+    fn push(&mut self, piece: &[u8], budget: &MemoryBudget) -> bool {
+        if self.indexer.push(piece).is_err() {
+            return false;
+        }
+        let held: u64 = self.memory.iter().map(Reservation::bytes).sum();
+        let lacking = (self.indexer.memory_bytes() as u64).saturating_sub(held);
+        if lacking == 0 {
+            return true;
+        }
+        // In steps that grow with it, or there would be a great many.
+        let more = lacking.max(held / 4).max(PASSING_STEP_BYTES);
+        let granted = budget.try_hold(more);
+        let is_granted = granted.is_ok();
+        self.memory.extend(granted);
+        is_granted
     }
 }
 

@@ -415,6 +415,24 @@ async fn so_many_archives_and_no_more_are_read_for_their_index_at_a_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_is_built_in_passing_takes_its_memory_from_the_budget() {
+    let b = Bench::new(MINUTE);
+    let all = members(30, 100_000);
+    b.origin.set("s.tar", archive(".tar", &all));
+    let budget = b.engine.budget();
+    let others = budget.try_hold(budget.holdable_bytes()).unwrap();
+    b.get("s.tar").await.unwrap();
+    assert_eq!(b.engine.stats().snapshot().indexes_built_in_passing, 0);
+    drop(others);
+    // It is built for who needs it; that a name is not there is known once all of the tar was read.
+    let (data, _) = b.member("s.tar", &all[7].0).await.unwrap();
+    assert_eq!(data, all[7].1);
+    let missing = b.member("s.tar", "nothing").await.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert_eq!(b.engine.stats().snapshot().indexes_built, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_index_is_built_for_free_when_a_shard_flows_by_and_kept_over_a_restart() {
     let b = Bench::new(MINUTE);
     let all = members(30, 100_000);
