@@ -9,15 +9,16 @@
 
 use crate::{ahead::with_attempts, produce::Work, request::Entry};
 use bytes::Bytes;
-use forebay_core::{Error, Result, name::hash_name};
+use forebay_core::{Error, Reservation, Result, name::hash_name};
 use forebay_engine::EntryHeader;
 use forebay_format::{ArchiveKind, tar_exact_size, tar_header_bytes};
 use forebay_protocol::batch::{ERROR_KEYWORD, PLACEHOLDER_PREFIX};
 use futures::{StreamExt, stream};
 use serde::Serialize;
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
-/// So many entries are described on the runtime's threads; more of them on others.
+/// So many entries are described on the runtime's threads; more of them on others, and in memory
+/// that is held for that.
 const DESCRIBED_HERE: usize = 1000;
 
 /// What is known about the entries before the first byte.
@@ -58,7 +59,7 @@ struct EntryMetadata<'a> {
 ///
 /// # Errors
 /// Those that end the batch: without continue-on-error the first entry's, in order; past the limit
-/// of soft errors, their count.
+/// of soft errors, their count. `Busy` if there is no memory for what describes many entries.
 pub(crate) async fn plan(work: &Arc<Work>, body: &Bytes) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();
     let mut looked_up = stream::iter(0..count)
@@ -150,20 +151,67 @@ fn parts(work: &Work, planned: &Planned, body: &[u8]) -> Result<Parts> {
             .collect(),
         uuid: &id,
     };
-    let json = serde_json::to_string(&metadata)
-        .map_err(|e| Error::internal("the metadata could not be written").caused_by(e))?;
     let boundary = format!("forebay-{id}");
     let extension = work.request.format.extension();
-    let before = format!(
-        "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{json}\r\n\
-         --{boundary}\r\nContent-Disposition: form-data; name=\"archive\"; filename=\"batch{extension}\"\r\n\
+    let head = format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"\r\nContent-Type: application/json\r\n\r\n"
+    );
+    let tail = format!(
+        "\r\n--{boundary}\r\nContent-Disposition: form-data; name=\"archive\"; filename=\"batch{extension}\"\r\n\
          Content-Type: application/octet-stream\r\n\r\n"
     );
+    let failed =
+        |e: serde_json::Error| Error::internal("the metadata could not be written").caused_by(e);
+    let (mut before, memory) = match planned.entries.len() > DESCRIBED_HERE {
+        true => {
+            let mut json = Length::default();
+            serde_json::to_writer(&mut json, &metadata).map_err(failed)?;
+            let bytes = head.len() + json.0 + tail.len();
+            let memory = work.batcher.engine.budget().try_hold(bytes as u64);
+            let memory =
+                memory.map_err(|e| e.context("the batch was refused before its answer"))?;
+            (Vec::with_capacity(bytes), Some(memory))
+        }
+        false => (Vec::new(), None),
+    };
+    before.extend_from_slice(head.as_bytes());
+    serde_json::to_writer(&mut before, &metadata).map_err(failed)?;
+    before.extend_from_slice(tail.as_bytes());
     Ok(Parts {
         content_type: format!("multipart/mixed; boundary={boundary}"),
-        before: before.into(),
+        before: match memory {
+            Some(memory) => Bytes::from_owner(Held(before, memory)),
+            None => before.into(),
+        },
         after: format!("\r\n--{boundary}--\r\n").into(),
     })
+}
+
+/// Counts what is written.
+#[derive(Default)]
+struct Length(usize);
+
+impl io::Write for Length {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.0 += data.len();
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes with the memory that they take, until they are sent.
+struct Held(
+    Vec<u8>,
+    #[allow(dead_code, reason = "it is given back when it is dropped")] Reservation,
+);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 fn entry_metadata<'a>(entry: &'a Entry, planned: &Result<EntryHeader>) -> EntryMetadata<'a> {

@@ -478,6 +478,24 @@ async fn a_batch_is_refused_before_work_when_memory_is_used_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_describes_many_entries_is_in_the_budget() {
+    let b = Bench::with(MINUTE, Some(64 << 20), 64 << 20);
+    b.origin.set("a", noise(10, 1));
+    let batcher = batcher(&b);
+    // Their metadata take more than 64 KiB.
+    let entries: Vec<String> = (0..2000).map(|_| object("a")).collect();
+    let budget = b.engine.budget();
+    let left = BatchConfig::default().window_bytes() + 64 * KIB as u64;
+    let others = budget.try_hold(budget.holdable_bytes() - left).unwrap();
+    let refused = run(&batcher, &entries, "").await.err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    drop(others);
+    let answer = run(&batcher, &entries, "").await.unwrap();
+    assert!(answer.content_type.starts_with("multipart/mixed"));
+    assert!(collect(answer.body).await.unwrap().len() > 2000 * 1024);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
     let b = Bench::with(MINUTE, Some(512 << 20), 24 << 20);
     *b.origin.latency.lock() = Duration::from_millis(100);
