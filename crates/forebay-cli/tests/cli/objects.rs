@@ -1,6 +1,6 @@
 //! ls, get, put, stat.
 
-use super::support::{BUCKET, Node, bytes, names};
+use super::support::{BUCKET, Node, bytes, forebay, names};
 use std::{
     io::Write,
     process::{Command, Stdio},
@@ -199,6 +199,17 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
         "{:?}",
         names(&node.path("to"))
     );
+}
+
+#[test]
+fn a_wait_with_a_timeout_ends_though_the_node_is_silent() {
+    // It takes connections, and answers nothing.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let began = std::time::Instant::now();
+    let of_node = ["--timeout", "0.2s", "--node", at.as_str()];
+    forebay(&[&["checkpoint", "wait", "data/run/1"][..], &of_node[..]].concat()).fails(1);
+    assert!(began.elapsed() < std::time::Duration::from_secs(60));
 }
 
 #[test]

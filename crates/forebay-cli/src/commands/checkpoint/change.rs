@@ -17,9 +17,12 @@ use forebay_stage::{Place, Status};
 use http::Method;
 use serde_json::json;
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 
 /// The longest that one request waits.
 const ONE_WAIT: Duration = Duration::from_secs(20);
+/// How much longer than `--timeout` an answer may take: a node answers when that is over.
+const ANSWER_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Until {
@@ -47,7 +50,8 @@ pub struct WaitArgs {
     /// What to wait for
     #[arg(long, value_enum, default_value = "durable")]
     until: Until,
-    /// Wait no longer than this, as in 90s or 10m [default: as long as it takes]
+    /// Wait no longer than this, and some seconds for a node that does not answer; as in 90s or 10m
+    /// [default: as long as it takes]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
 }
@@ -73,7 +77,22 @@ pub async fn wait(args: WaitArgs, common: &Common) -> Outcome {
         }
         let call = Call::new(Method::GET, path_of(&place, &query));
         let moves = client.moves();
-        let asked = ask::<Status>(&client, &place, call).await;
+        let asked = ask::<Status>(&client, &place, call);
+        let asked = match left {
+            None => asked.await,
+            Some(left) => match timeout(left.saturating_add(ANSWER_GRACE), asked).await {
+                Ok(asked) => asked,
+                Err(_) => {
+                    return Err(Error::timeout(format!(
+                        "{place}: the node does not answer; after {} it is not known whether it is \
+                         {until}",
+                        duration(began.elapsed().as_secs())
+                    ))
+                    .hint("see the node's log; if it has it, it goes on with it")
+                    .into());
+                }
+            },
+        };
         // Which node answered, if that is known.
         let by = (client.moves() == moves).then(|| client.route());
         let status = match asked {
