@@ -155,6 +155,25 @@ fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<(), Refu
     })
 }
 
+/// The condition on the target: `If-None-Match: *`, or `If-Match` with one ETag.
+fn target_condition(headers: &HeaderMap) -> Result<PutCondition> {
+    let is_etag = |text: &str| {
+        let strong = text.strip_prefix("W/").unwrap_or(text);
+        let inner = strong.strip_prefix('"').and_then(|t| t.strip_suffix('"'));
+        inner.is_some_and(|inner| !inner.contains('"'))
+    };
+    let is_one = headers.get_all(header::IF_MATCH).iter().nth(1).is_none();
+    match (text(headers, "if-none-match"), text(headers, "if-match")) {
+        (None, None) => Ok(PutCondition::Always),
+        (Some(any), None) if any == "*" => Ok(PutCondition::IfAbsent),
+        (None, Some(etag)) if is_one && is_etag(&etag) => Ok(PutCondition::IfMatch(etag)),
+        _ => Err(Error::unsupported(
+            "of the conditions on the target of a copy only If-None-Match: * and If-Match with one \
+             ETag are offered",
+        )),
+    }
+}
+
 /// The attributes that a request's headers give to an object.
 fn attributes(headers: &HeaderMap) -> Attributes {
     let mut user: Vec<(String, String)> = headers
@@ -263,31 +282,24 @@ impl Ops {
             }
         };
         super::convert::check_attributes(&attributes, None)?;
-        let condition = match (
-            text(headers, "if-none-match").as_deref(),
-            text(headers, "if-match"),
-        ) {
-            (None, None) => PutCondition::Always,
-            (Some("*"), None) => PutCondition::IfAbsent,
-            _ => {
-                let e = Error::unsupported(
-                    "of the conditions on the target of a copy only If-None-Match: * is offered",
-                );
-                return Err(e.into());
-            }
-        };
+        let condition = target_condition(headers)?;
         let request = PutRequest {
             attributes,
             condition: condition.clone(),
         };
-        let done = self
-            .engine
-            .copy(&source.name, Some(&now), to, request)
-            .await
-            .map_err(|e| {
-                let named = (condition == PutCondition::IfAbsent).then_some("If-None-Match");
-                Refusal::from(source_changed(e, &condition)).of_condition(named)
-            })?;
+        let copied = self.engine.copy(&source.name, Some(&now), to, request);
+        let done = match copied.await {
+            Ok(done) => done,
+            Err(e) => {
+                let named = match &condition {
+                    PutCondition::Always => None,
+                    PutCondition::IfAbsent => Some("If-None-Match"),
+                    PutCondition::IfMatch(_) => Some("If-Match"),
+                };
+                let refusal = Refusal::from(source_changed(e, &condition)).of_condition(named);
+                return Err(self.unmet(to, &condition, refusal).await);
+            }
+        };
         // The copy is done; failing to learn its date does not undo it.
         let modified_ms = match self.engine.head(to, &ReadOptions::default()).await {
             Ok(head) => head.meta.last_modified_ms,
@@ -408,6 +420,29 @@ mod tests {
             ErrorKind::Unsupported
         );
         assert_eq!(Source::of(&HeaderMap::new()).unwrap(), None);
+    }
+
+    #[test]
+    fn the_target_of_a_copy_has_one_condition() {
+        let of = |name, value: &str| target_condition(&headers(name, value)).map_err(|e| e.kind());
+        assert_eq!(of("if-none-match", "*"), Ok(PutCondition::IfAbsent));
+        for etag in [r#""a-1""#, r#"W/"a""#] {
+            assert_eq!(of("if-match", etag), Ok(PutCondition::IfMatch(etag.into())));
+        }
+        for (name, bad) in [
+            ("if-none-match", r#""a""#),
+            ("if-match", "*"),
+            ("if-match", "a"),
+            ("if-match", r#"""#),
+            ("if-match", r#""a", "b""#),
+        ] {
+            assert_eq!(of(name, bad), Err(ErrorKind::Unsupported), "{name}: {bad}");
+        }
+        let mut both = headers("if-match", r#""a""#);
+        both.append("if-match", r#""b""#.parse().unwrap());
+        assert!(target_condition(&both).is_err());
+        let none = target_condition(&HeaderMap::new());
+        assert_eq!(none.map_err(|e| e.kind()), Ok(PutCondition::Always));
     }
 
     #[test]

@@ -498,6 +498,34 @@ async fn buckets_in_the_host_name() {
 }
 
 #[tokio::test]
+async fn a_copy_takes_place_only_if_its_target_is_as_expected() {
+    let n = start(&[]).await;
+    n.write("from", b"the source");
+    let mut c = n.client().await;
+    let source = ("x-amz-copy-source", "/data/from");
+    for (directive, key) in [("COPY", "a"), ("REPLACE", "b")] {
+        n.write(key, b"there before");
+        let to = format!("/data/{key}");
+        let etag = c.get(&to).await.header("etag").to_owned();
+        let directive = ("x-amz-metadata-directive", directive);
+        let with = [source, directive, ("if-match", r#""another""#)];
+        let a = c.put(&to, &with, "").await;
+        assert_eq!(a.status, StatusCode::PRECONDITION_FAILED, "{}", a.text());
+        let condition = "<Condition>If-Match</Condition>";
+        assert!(a.text().contains(condition), "{}", a.text());
+        assert_eq!(std::fs::read(n.file(key)).unwrap(), b"there before");
+        let with = [source, directive, ("if-match", etag.as_str())];
+        let a = c.put(&to, &with, "").await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+        assert_eq!(std::fs::read(n.file(key)).unwrap(), b"the source");
+        // As by S3, there is no object that could match.
+        let a = c.put("/data/none", &with, "").await;
+        assert_eq!(a.status, StatusCode::NOT_FOUND, "{}", a.text());
+        assert!(!n.file("none").exists());
+    }
+}
+
+#[tokio::test]
 async fn a_copy_is_of_what_is_at_the_origin_and_not_of_what_is_cached() {
     let n = start(&[]).await;
     n.write("from", b"version A");
