@@ -301,7 +301,7 @@ class Request:
             raise InvalidRequest(f"retry_for is {self.retry_for!r}", hint="seconds, at least 0")
         order = self.order.order if isinstance(self.order, Loader) else self.order
         if not isinstance(order, Order):
-            to_wire(order)
+            to_wire(order, "order")
         elif numbers["seed"]:
             raise InvalidRequest(
                 f"seed is {self.seed}, and the loader that is the order has a seed",

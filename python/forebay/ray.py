@@ -155,7 +155,7 @@ class ForebayDatasource(Datasource):
         columns: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        to_wire(order)
+        to_wire(order, "order")
         datasets, weights, epoch_rows = dataset._sources()
         refuse_maps(datasets, "forebay.ray")
         # What travels to the tasks.

@@ -72,8 +72,8 @@ class Full:
 Shuffle: TypeAlias = Window | Block | Full | str | None
 
 
-def to_wire(shuffle: object) -> dict[str, Any]:
-    """A shuffle as the node and the compiled plan know it.
+def to_wire(shuffle: object, what: str = "shuffle") -> dict[str, Any]:
+    """A shuffle as the node and the compiled plan know it; ``what`` is the name of the argument.
 
     Raises:
         ValueError, TypeError: It is not a shuffle.
@@ -91,11 +91,11 @@ def to_wire(shuffle: object) -> dict[str, Any]:
             return to_wire(_of_text(shuffle))
         case bool():
             raise TypeError(
-                "shuffle must be forebay.Block(16), forebay.Full(), forebay.Window(10000)"
+                f"{what} must be forebay.Block(16), forebay.Full(), forebay.Window(10000)"
                 " or None, not True or False"
             )
     raise TypeError(
-        "shuffle must be a forebay.Window, forebay.Block, forebay.Full or None, not"
+        f"{what} must be a forebay.Window, forebay.Block, forebay.Full or None, not"
         f" {type(shuffle).__name__}"
     )
 

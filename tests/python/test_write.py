@@ -772,6 +772,9 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
             of.write(out)
     with pytest.raises(ValueError, match="not a shuffle"):
         source.write(out, order="sideways")
+    # It is an argument of that name that is wrong.
+    with pytest.raises(TypeError, match="^order "):
+        source.write(out, order=[1, 2, 3])
     with pytest.raises(TypeError, match="client must be"):
         source.write(out, client="http://127.0.0.1:1")
     for target in ("", "s3://", "/x", "scratch/*/", "scratch/\ud800/"):
