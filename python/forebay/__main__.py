@@ -20,8 +20,13 @@ def main() -> int:
     arguments = sys.argv[1:]
     at = _command(arguments)
     if at is not None and arguments[at] in _OF_PACKAGE:
-        command = importlib.import_module(f".{arguments[at]}", __package__)
-        status: int = command.main([*arguments[:at], *arguments[at + 1 :]])
+        try:
+            command = importlib.import_module(f".{arguments[at]}", __package__)
+            status: int = command.main([*arguments[:at], *arguments[at + 1 :]])
+        except KeyboardInterrupt:
+            # While modules were loaded: a command that runs has a word of its own for it.
+            print("interrupted", file=sys.stderr)
+            return 130
         return status
     return cli_main(["forebay", *arguments])
 

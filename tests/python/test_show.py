@@ -262,6 +262,22 @@ def test_the_program_alone_says_where_the_command_is():
     assert "pip install forebay" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["show", "reshard"])
+def test_ctrl_c_while_modules_are_loaded_ends_a_command(tmp_path, command):
+    tell = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(30)\n"
+    # The first module that both load.
+    (tmp_path / "argparse.py").write_text(tell)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "forebay", command, "bk/table/", "bk/out/"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_members_of_tars_are_shown_as_what_webdataset_takes_them_for(shown):
     done = show(shown, "bk/samples.tar")
     assert done.returncode == 0, done.stderr
