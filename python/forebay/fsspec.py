@@ -41,6 +41,20 @@ __all__ = ["ForebayFile", "ForebayFileSystem"]
 SPOOL_MAX_BYTES = 64 << 20
 #: Concurrent requests for entries that a batch did not bring.
 SINGLE_REQUESTS = 8
+#: Options of fsspec itself, which any filesystem takes.
+OF_FSSPEC = frozenset(
+    {
+        "add_aliases",
+        "add_docs",
+        "asynchronous",
+        "batch_size",
+        "listings_expiry_time",
+        "loop",
+        "max_paths",
+        "skip_instance_cache",
+        "use_listings_cache",
+    }
+)
 
 
 class _Kept(_Cached):
@@ -66,7 +80,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         node: Another name of ``url``, for ``storage_options``.
         client: A client to use instead.
         **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``,
-            ``cache``.
+            ``cache``. Those of fsspec itself do nothing here; any other one is a ``TypeError``.
 
     Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are
     the parts of keys before a ``/``: they exist as long as something is in them, and making or
@@ -91,6 +105,11 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
+        if unknown := sorted(storage_options.keys() - OF_FSSPEC):
+            raise TypeError(
+                f"the filesystem forebay:// has no option {unknown[0]!r} (url, node, client, token,"
+                " ca, timeout, origin, cache)"
+            )
         if url is not None and node is not None:
             raise InvalidRequest("url= and node= are two names of one option", hint="give one")
         where = node if url is None else url

@@ -347,6 +347,19 @@ def test_each_client_has_its_own_filesystem(node):
     assert by_url[0] is by_url[1]
 
 
+def test_options_that_do_not_exist_are_refused(node):
+    for option in ({"nod": node.url}, {"url": node.url, "anon": True}):
+        with pytest.raises(TypeError, match=next(reversed(option))):
+            fsspec.filesystem("forebay", **option)
+        with pytest.raises(TypeError), fsspec.open("forebay://train/one", **option):
+            pass
+    # Those of fsspec itself go to any filesystem.
+    own = {"use_listings_cache": False, "skip_instance_cache": True, "asynchronous": False}
+    files = fsspec.filesystem("forebay", url=node.url, listings_expiry_time=1, max_paths=9, **own)
+    assert pickle.loads(pickle.dumps(files)).cat("train/one") == b"1"
+    assert type(files).from_json(files.to_json()).cat("train/one") == b"1"
+
+
 def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
     frame = pd.DataFrame({"a": range(10), "b": [f"g{i % 2}" for i in range(10)]})
     options = {"node": node.url}
