@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import dataset
 import datasets
+import duckdb
 import forebay
 import forebay.checkpoint as ckpt
 import fsspec
@@ -345,6 +346,19 @@ def test_each_client_has_its_own_filesystem(node):
     assert pickle.loads(pickle.dumps(kept[0])).cat_file("train/one") == b"1"
     by_url = [fsspec.filesystem("forebay", url=node.url) for _ in range(2)]
     assert by_url[0] is by_url[1]
+
+
+def test_duckdb_writes_partitions(fs, scratch):
+    base = f"scratch/{scratch}/out"
+    with duckdb.connect() as to:
+        to.register_filesystem(fs)
+        to.execute(
+            f"copy (select range as id, range % 3 as part from range(10)) to 'forebay://{base}'"
+            " (format parquet, partition_by (part), overwrite_or_ignore)"
+        )
+        found = f"select sum(id), max(part) from read_parquet('forebay://{base}/*/*.parquet')"
+        assert to.execute(found).fetchall() == [(45, 2)]
+    assert len(fs.find(base)) == 3
 
 
 def test_options_that_do_not_exist_are_refused(node):
