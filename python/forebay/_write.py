@@ -670,12 +670,15 @@ class _Writing:
         found = self._get(CLAIM)
         if found is not None:
             claim = _object_of(found[0])
+            failed = claim.pop("failed", None)
             if claim.get("write") != self.digest:
+                # The same arguments would fail on the same row.
+                go_on = "" if failed else "give the same arguments to go on with it, or "
                 raise Conflict(
-                    f"{self.target} belongs to another write, which is not finished"
+                    f"{self.target} belongs to another write, which"
+                    f" {f'failed ({failed})' if failed else 'is not finished'}"
                     f"{self._differences(claim.get('arguments'))}{_who(claim)}",
-                    hint="give the same arguments to go on with it, or remove what is below the"
-                    " prefix",
+                    hint=f"{go_on}remove what is below the prefix, or write to another one",
                 )
             self.shard_rows, self.row_group_rows = claim["shard_rows"], claim["row_group_rows"]
             self.read_rows = claim["read_rows"]
@@ -799,7 +802,7 @@ class _Writing:
                 self.stop.set()
         if failed:
             if isinstance(failed[0], (SampleFailed, InvalidRequest)):
-                self._withdraw()
+                self._withdraw(failed[0])
             raise failed[0]
         self.stop = Stop()
         done = [shard for shard in results if shard is not None]
@@ -911,9 +914,10 @@ class _Writing:
                 e,
             )
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, failed: SampleFailed | InvalidRequest) -> None:
         """Removes the claim of a write that its rows or arguments do not allow, if there is nothing
-        else yet: whoever corrects the arguments then has the target to write to.
+        else yet: whoever corrects the arguments then has the target to write to. Where there is,
+        the error and the claim say so.
         """
         # The write's own error is told, whatever happens here.
         with contextlib.suppress(Error):
@@ -923,6 +927,14 @@ class _Writing:
             if set(itertools.islice(there, 2)) == {f"{self.prefix}{CLAIM}"}:
                 self._still_mine()
                 self._delete(CLAIM)
+                return
+            self.claimed["failed"] = str(failed)
+            self._put_claim(if_match=self.claim_etag)
+            kept = (
+                f"{self.target} has the shards that were written before: with other arguments,"
+                " remove them first, or write to another prefix"
+            )
+            failed.hint = f"{failed.hint}; {kept}" if failed.hint else kept
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(NotFound):

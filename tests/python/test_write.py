@@ -853,14 +853,22 @@ def test_a_write_that_its_rows_refuse_leaves_the_target_to_another(put, client, 
     assert not fetch("whole/")
     assert ds.write(f"scratch/{scratch}/whole/", "mds", columns=["id"]).rows == 9
     # One was: the target still belongs to the write that made it.
-    with pytest.raises(forebay.SampleFailed):
+    with pytest.raises(forebay.SampleFailed) as failed:
         ds.write(f"scratch/{scratch}/some/", "mds", shard_rows=3, writers=1)
+    # What can be done: other arguments alone are refused, and the same ones fail again.
+    assert f"scratch/{scratch}/some/" in failed.value.hint
     assert {name.rpartition("/")[2] for name in fetch("some/")} == {
         "unfinished.json",
         "shard-00000-of-00003.mds",
     }
-    with pytest.raises(forebay.Conflict):
+    with pytest.raises(forebay.Conflict, match="column 'n' has no value") as refused:
         ds.write(f"scratch/{scratch}/some/", "mds", columns=["id"])
+    assert "same arguments" not in refused.value.hint
+    with pytest.raises(forebay.SampleFailed):
+        ds.write(f"scratch/{scratch}/some/", "mds", shard_rows=3, writers=1)
+    for name in fetch("some/"):
+        client.delete(f"scratch/{scratch}/some/{name}")
+    assert ds.write(f"scratch/{scratch}/some/", "mds", columns=["id"]).rows == 9
 
 
 def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fetch):
