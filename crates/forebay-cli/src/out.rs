@@ -7,7 +7,7 @@ use crate::{
     fail::{Outcome, stdout_failure},
     style::Style,
 };
-pub use forebay_core::units::grouped;
+pub use forebay_core::units::{count, grouped};
 use serde::Serialize;
 use std::{
     io::{BufWriter, Stdout, Write},
@@ -75,15 +75,6 @@ pub fn pairs(rows: &[(&str, String)]) -> Vec<String> {
         .collect()
 }
 
-/// `1 object`, `1,200 objects`.
-pub fn count(n: u64, thing: &str) -> String {
-    if n == 1 {
-        format!("1 {thing}")
-    } else {
-        format!("{} {thing}s", grouped(n))
-    }
-}
-
 /// Milliseconds since the epoch → `2026-08-01 12:00:00Z`.
 pub fn utc(ms: i64) -> String {
     chrono::DateTime::from_timestamp_millis(ms).map_or_else(
@@ -108,10 +99,6 @@ mod tests {
 
     #[test]
     fn people_read_it() {
-        assert_eq!(
-            (count(1, "object"), count(1200, "object")),
-            ("1 object".into(), "1,200 objects".into())
-        );
         assert_eq!(
             pairs(&[("a", "1".into()), ("long", "2".into())]),
             ["a     1", "long  2"]

@@ -92,6 +92,15 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
+/// `1 object`, `1,200 objects`.
+pub fn count(n: u64, thing: &str) -> String {
+    if n == 1 {
+        format!("1 {thing}")
+    } else {
+        format!("{} {thing}s", grouped(n))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,5 +131,7 @@ mod tests {
         assert_eq!(format_bytes(1536), "1.5 KiB");
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(count(1, "object"), "1 object");
+        assert_eq!(count(1200, "object"), "1,200 objects");
     }
 }

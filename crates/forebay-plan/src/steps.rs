@@ -14,7 +14,7 @@
 use crate::{
     Batching, Lengths, Partition, Plan, RowRef, State, TooLong, Uneven, Within, bounded::Window,
 };
-use forebay_core::{Error, Result, limits};
+use forebay_core::{Error, Result, limits, units::count};
 use std::sync::Arc;
 
 /// One rank's batch in one step.
@@ -105,10 +105,10 @@ impl Steps {
         };
         if steps.in_epoch(0) == Some(0) {
             return Err(Error::invalid(format!(
-                "an epoch of {} rows is less than one step of {} ranks with {} rows each",
-                steps.plan.rows_per_epoch(),
-                partition.world,
-                partition.batch.most_rows()
+                "an epoch of {} is less than one step of {} with {} each",
+                count(steps.plan.rows_per_epoch(), "row"),
+                count(u64::from(partition.world), "rank"),
+                count(u64::from(partition.batch.most_rows()), "row")
             ))
             .hint("take smaller batches, or uneven=\"pad\" or uneven=\"repeat\""));
         }
@@ -325,8 +325,10 @@ impl Steps {
             let uneven = self.partition.uneven;
             if taken == 0 || taken < world && uneven == Uneven::Drop {
                 if whole_epoch {
+                    let batches = if taken == 1 { "batch" } else { "batches" };
                     let few = format!(
-                        "an epoch makes {taken} batches, less than one for each of {world} ranks"
+                        "an epoch makes {taken} {batches}, less than one for each of {}",
+                        count(world, "rank")
                     );
                     return Err(Error::invalid(few).hint(match taken {
                         0 => "every row is longer than a batch may be: raise the limit",

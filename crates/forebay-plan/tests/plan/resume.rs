@@ -637,7 +637,10 @@ fn what_cannot_be_dealt_out_says_so() {
     assert!(refused(0, 0, Batching::Rows(1), Uneven::Drop).contains("a world of 0 ranks"));
     assert!(refused(2, 2, Batching::Rows(1), Uneven::Drop).contains("rank 2 in a world of 2"));
     assert!(refused(1, 0, Batching::Rows(0), Uneven::Drop).contains("batches of 0 rows"));
-    assert!(refused(200, 0, Batching::Rows(1), Uneven::Drop).contains("less than one step"));
+    assert!(
+        refused(200, 0, Batching::Rows(1), Uneven::Drop)
+            .contains("step of 200 ranks with 1 row each")
+    );
     let long = Batching::Bounded {
         max_total: 3,
         max_rows: 5,
