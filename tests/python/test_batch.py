@@ -4,9 +4,11 @@ copied.
 
 from __future__ import annotations
 
+import copy
 import gc
 import gzip
 import io
+import pickle
 import random
 import tarfile
 import zipfile
@@ -345,6 +347,14 @@ def test_a_batch_larger_than_the_reads_ahead(client, objects):
     names = ["big/8MiB", "big/chunk", "big/8MiB", "big/chunk+1"] * 4
     for item, name in zip(client.batch(names, bucket="train"), names, strict=True):
         assert item.data == objects[name]
+
+
+def test_a_copy_of_an_item_is_bytes(client, objects):
+    ok, failed = client.batch(["train/img/0001.bin", "train/nope"], continue_on_error=True)
+    for copied in (pickle.loads(pickle.dumps(ok)), copy.deepcopy(ok), copy.copy(ok)):
+        assert type(copied) is bytes and copied == objects["img/0001.bin"]
+    with pytest.raises(forebay.EntryFailed):
+        pickle.dumps(failed)
 
 
 def test_repr(client):

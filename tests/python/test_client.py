@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -214,6 +215,16 @@ def test_beside_the_node_the_unix_socket_is_found(node, client, objects):
     direct = forebay.Client(node.unix_url)
     assert direct.route == node.unix_url
     assert bytes(direct.get("train/img/0009.bin")) == objects["img/0009.bin"]
+
+
+def test_what_is_known_of_an_object_can_be_pickled(client):
+    def known(info: forebay.ObjectInfo) -> tuple:
+        where = info.bucket, info.key, info.name
+        return (*where, info.size, info.etag, info.last_modified, info.cache)
+
+    for info in (client.head("train/img/0007.bin"), next(client.list("train/img/"))):
+        for copied in (pickle.loads(pickle.dumps(info)), copy.deepcopy(info)):
+            assert type(copied) is forebay.ObjectInfo and known(copied) == known(info)
 
 
 def test_a_client_shows_no_secrets(node):

@@ -70,6 +70,13 @@ def test_views_in_samples_are_bytes(client, objects, workers):
         assert [value for batch in loader for value in batch["data"]] == truth
 
 
+def test_workers_send_items_as_bytes(client, objects):
+    data = MapDataset(client, NAMES[:6], bucket="train", decode=lambda item: item)
+    loader = DataLoader(data, batch_size=3, num_workers=1, timeout=30, collate_fn=list)
+    found = [sample for batch in loader for sample in batch]
+    assert found == [objects[name] for name in NAMES[:6]]
+
+
 def test_labels_and_transforms(client, objects, truth):
     pairs = MapDataset(
         client, [(n, i) for i, n in enumerate(NAMES)], bucket="train", transform=first_byte

@@ -332,7 +332,7 @@ impl BatchIterator {
 /// It is bytes-like: ``numpy.frombuffer(item, numpy.uint8)``, ``torch.frombuffer(item,
 /// dtype=torch.uint8)``, ``bytes(item)`` and ``item.data`` (a ``memoryview``) work; all but
 /// ``bytes`` without a copy. True unless it has an ``error``; its bytes then raise
-/// :class:`EntryFailed`.
+/// :class:`EntryFailed`. Pickled or copied, as by a ``DataLoader`` worker, it becomes ``bytes``.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Item {
     receiving: Arc<Receiving>,
@@ -457,6 +457,17 @@ impl Item {
             .region()
             .ok_or_else(|| Failure::truncated("the batch is empty"))?;
         Ok(PyBytes::new(py, region.bytes(self.at, self.size)))
+    }
+
+    fn __reduce__<'py>(
+        slf: Bound<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        // As plain bytes, like a `Buffer`: the batch and its request do not go along.
+        Ok((
+            py.get_type::<PyBytes>().into_any(),
+            (slf.get().__bytes__(py)?,),
+        ))
     }
 
     #[pyo3(signature = (encoding="utf-8", errors="strict"))]

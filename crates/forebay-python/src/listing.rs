@@ -7,7 +7,10 @@ use crate::{
     session::Session,
     sync::Mutex,
 };
-use pyo3::prelude::*;
+use pyo3::{
+    prelude::*,
+    types::{PyTuple, PyType},
+};
 use std::{collections::VecDeque, sync::Arc};
 
 /// What is known about one object: ``bucket``, ``key``, ``name`` (both), ``size`` in bytes, and if
@@ -51,6 +54,43 @@ impl ObjectInfo {
     #[getter]
     fn cache(&self) -> Option<&str> {
         self.0.cache.as_deref()
+    }
+
+    fn __reduce__<'py>(
+        slf: Bound<'py, Self>,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let Info {
+            bucket,
+            key,
+            size,
+            etag,
+            last_modified,
+            cache,
+        } = &slf.get().0;
+        let known = (bucket, key, *size, etag, last_modified, cache).into_pyobject(py)?;
+        Ok((slf.get_type().getattr("_again")?, known))
+    }
+
+    /// Rebuilds what was pickled.
+    #[classmethod]
+    fn _again(
+        _cls: &Bound<'_, PyType>,
+        bucket: String,
+        key: String,
+        size: u64,
+        etag: Option<String>,
+        last_modified: Option<String>,
+        cache: Option<String>,
+    ) -> Self {
+        ObjectInfo(Info {
+            bucket,
+            key,
+            size,
+            etag,
+            last_modified,
+            cache,
+        })
     }
 
     fn __repr__(&self) -> String {
