@@ -361,3 +361,7 @@ def test_repr(client):
     batch = client.batch(["train/one"]).wait()
     assert repr(batch) == f"<forebay.Batch of 1 entries, 1 arrived, {batch.nbytes} bytes, complete>"
     assert repr(batch[0]) == '<forebay.Item 0 "train/one", 1 bytes>'
+    batches = client.batches([["train/one"]] * 2, prefetch=1)
+    assert repr(batches) == "<forebay.Batches: 0 requested ahead, more to be requested>"
+    assert list(map(len, batches)) == [1, 1]
+    assert repr(batches) == "<forebay.Batches: 0 requested ahead, nothing more to be requested>"

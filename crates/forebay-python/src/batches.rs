@@ -49,6 +49,18 @@ impl Batches {
         slf
     }
 
+    fn __repr__(&self) -> String {
+        let ahead = self.ahead.lock();
+        let more = match ahead.end {
+            Some(_) => "nothing more to be requested",
+            None => "more to be requested",
+        };
+        format!(
+            "<forebay.Batches: {} requested ahead, {more}>",
+            ahead.batches.len()
+        )
+    }
+
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         // Batches are requested when the consumer takes one, so each is as many steps ahead as
         // `prefetch` says.
