@@ -6,14 +6,13 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.utils.data
 
-from ._collate import owned
+from ._collate import let_worker_send_views, owned
 from ._decode import NOTHING
 from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
@@ -62,11 +61,6 @@ AHEAD_IN_WORKERS = (
 
 #: What it yields: batches, or samples.
 T_co = TypeVar("T_co", covariant=True)
-
-
-def _as_bytes(view: memoryview) -> tuple[type[bytes], tuple[bytes]]:
-    """How a view goes to another process."""
-    return bytes, (bytes(view),)
 
 
 class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
@@ -218,10 +212,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
                 "only one process can receive a stream",
                 hint="DataLoader(num_workers=0) and threads=, or stream=False",
             )
-        if info is not None:
-            # A collate_fn may leave views of Rows in a batch, which this process could not send:
-            # the loop would wait for ever.
-            ForkingPickler.register(memoryview, _as_bytes)
+        # A collate_fn may leave views of Rows in a batch.
+        let_worker_send_views()
         return WorkerIteration(self, self.begin, worker, workers)
 
 

@@ -38,7 +38,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
-from ._collate import owned
+from ._collate import let_worker_send_views, owned
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
@@ -312,8 +312,10 @@ class Dataset(Loadable[S_co]):
     ``ds[10:20]`` is a dataset of these rows, of which nothing is read yet (``ds.take(range(10,
     20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
     PyTorch it answers a whole batch in one request (``__getitems__``), in which columns of bytes
-    are ``bytes``. It does not derive from PyTorch's class, so type checkers want
-    ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
+    are ``bytes``. With ``batch_size=None``, DataLoader takes ``ds[i]``, whose columns of bytes are
+    views: it makes lists of numbers of them, unless there is a ``collate_fn``, which gets views and
+    may leave them, for workers send them as ``bytes``. A dataset does not derive from PyTorch's
+    class, so type checkers want ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
 
@@ -984,6 +986,7 @@ class Dataset(Loadable[S_co]):
             return first if columns is None else first.select_columns(columns)
         ids = self._ids(rows)
         wanted = self._columns if columns is None else self._known(columns)
+        let_worker_send_views()
         return self._take(ids, wanted)
 
     def _take(self, ids: np.ndarray, wanted: Sequence[str] | None) -> Rows:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 
 import forebay
 import numpy as np
@@ -1263,6 +1264,26 @@ def test_bytes_of_a_map_style_dataset_are_bytes(ds, workers):
     assert [part for batch in itertools.islice(own, 2) for _, (part,) in batch] == truth
     # A row is what it was.
     assert isinstance(ds.take([1])[0]["data"], memoryview)
+
+
+def test_rows_of_a_dataset_come_from_a_worker(ds):
+    """Views in ``ds[i]``, and in rows that a dataset of one's own takes, can be sent."""
+    truth = [bytes(row["data"]) for row in ds.take(range(5))]
+
+    class Own(torch.utils.data.Dataset):
+        def __getitem__(self, i: int) -> list:
+            return [row["data"] for row in ds.take([i])]
+
+        def __len__(self) -> int:
+            return len(ds)
+
+    single = {"batch_size": None, "sampler": range(5), "num_workers": 1, "timeout": 30}
+    rows = DataLoader(ds, collate_fn=dict, **single)
+    assert [row["data"] for row in rows] == truth
+    assert [part for (part,) in DataLoader(Own(), collate_fn=list, **single)] == truth
+    # This process sends what it did.
+    with pytest.raises(TypeError):
+        ForkingPickler.dumps(memoryview(b"1"))
 
 
 def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
