@@ -946,8 +946,8 @@ def test_a_drained_node_says_so_and_is_not_needed_any_more(cluster, bucket):
 
 
 def test_a_node_that_was_forgotten_takes_over_its_share_when_it_is_back(cluster, bucket):
-    """Its table of owners is the one from before it was forgotten, which the others remember: who has
-    not seen yet that it is back must not say that it has nothing for it.
+    """Its table of owners is the one from before it was forgotten, which the others remember: who
+    has not seen yet that it is back must not say that it has nothing for it.
     """
     for name, options in (("a", []), ("b", []), ("c", ALL)):
         cluster.start(name, *options)

@@ -716,9 +716,7 @@ def test_json_lines_whose_lists_are_all_empty_are_documents_without_tokens(tmp_p
         (tmp_path / "lists" / f"{name}.jsonl").write_text(text)
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'lists'}"])
     try:
-        empty, some, missing = (
-            forebay.open(f"lists/{name}.jsonl", url=node.url) for name in lines
-        )
+        empty, some, missing = (forebay.open(f"lists/{name}.jsonl", url=node.url) for name in lines)
         assert empty.schema["tokens"] == "List(Null)"
         for strategy in STRATEGIES:
             pack = forebay.Pack(4, strategy=strategy)
