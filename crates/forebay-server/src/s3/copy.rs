@@ -10,7 +10,7 @@
 use super::{
     Ops,
     convert::{content_encoding, name},
-    error::{Refusal, escape},
+    error::{self, Refusal, escape},
     multipart::{part_number, upload_failed},
     path::Target,
 };
@@ -163,10 +163,15 @@ fn target_condition(headers: &HeaderMap) -> Result<PutCondition> {
         inner.is_some_and(|inner| !inner.contains('"'))
     };
     let is_one = headers.get_all(header::IF_MATCH).iter().nth(1).is_none();
+    // One that is no text is not taken for none.
+    let has_none = |name| error::condition(headers, &[name]).is_none();
+    let (no_none_match, no_match) = (has_none("If-None-Match"), has_none("If-Match"));
     match (text(headers, "if-none-match"), text(headers, "if-match")) {
-        (None, None) => Ok(PutCondition::Always),
-        (Some(any), None) if any == "*" => Ok(PutCondition::IfAbsent),
-        (None, Some(etag)) if is_one && is_etag(&etag) => Ok(PutCondition::IfMatch(etag)),
+        (None, None) if no_none_match && no_match => Ok(PutCondition::Always),
+        (Some(any), None) if no_match && any == "*" => Ok(PutCondition::IfAbsent),
+        (None, Some(etag)) if no_none_match && is_one && is_etag(&etag) => {
+            Ok(PutCondition::IfMatch(etag))
+        }
         _ => Err(Error::unsupported(
             "of the conditions on the target of a copy only If-None-Match: * and If-Match with one \
              ETag are offered",
@@ -441,6 +446,12 @@ mod tests {
         let mut both = headers("if-match", r#""a""#);
         both.append("if-match", r#""b""#.parse().unwrap());
         assert!(target_condition(&both).is_err());
+        // What is no text is a condition too.
+        for name in ["if-match", "if-none-match"] {
+            let mut strange = HeaderMap::new();
+            strange.insert(name, HeaderValue::from_bytes(b"\"\xe9\"").unwrap());
+            assert!(target_condition(&strange).is_err(), "{name}");
+        }
         let none = target_condition(&HeaderMap::new());
         assert_eq!(none.map_err(|e| e.kind()), Ok(PutCondition::Always));
     }
