@@ -254,10 +254,15 @@ impl Parts {
         }
         let mut text = serde_json::to_vec(line).unwrap_or_default();
         text.push(b'\n');
-        match &mut self.file {
-            Some(file) => file.write_all(&text).map_err(failed),
+        let written = match &mut self.file {
+            Some(file) => file.write_all(&text),
             None => Ok(()),
+        };
+        if written.is_err() {
+            // It may be torn: the next one begins a line of its own.
+            self.file = None;
         }
+        written.map_err(failed)
     }
 
     /// A new upload of the file `name` has begun.
@@ -311,6 +316,15 @@ mod tests {
         assert_eq!(again.name.as_deref(), Some("data"));
         assert_eq!(again.parts.keys().copied().collect::<Vec<_>>(), [1]);
         again.add(2, "b", 16).unwrap();
-        assert_eq!(Parts::load(path).parts.len(), 2);
+        assert_eq!(Parts::load(path.clone()).parts.len(), 2);
+        // One that could not be written whole, as on a full disk, takes none with it either.
+        let mut text = fs::read(&path).unwrap();
+        text.extend_from_slice(br#"{"part":{"numb"#);
+        fs::write(&path, &text).unwrap();
+        again.file = Some(File::open(&path).unwrap());
+        assert!(again.add(3, "c", 16).is_err());
+        again.add(4, "d", 16).unwrap();
+        let known: Vec<u32> = Parts::load(path).parts.into_keys().collect();
+        assert_eq!(known, [1, 2, 4]);
     }
 }
