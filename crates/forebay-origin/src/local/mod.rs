@@ -468,12 +468,17 @@ impl Root {
         dir
     }
 
-    /// Syncs a directory from which a name was removed; if another delete removed it meanwhile, the
-    /// one above it.
+    /// Syncs a directory from which a name was removed; if another delete removed it meanwhile, what
+    /// is above it.
     fn sync_removal(&self, dir: &Path) -> io::Result<()> {
         for dir in dir.ancestors().take_while(|d| d.starts_with(&self.path)) {
             match File::open(dir).and_then(|dir| dir.sync_all()) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // (Or a write has put an object in the place of one above it.)
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                    ) => {}
                 synced => {
                     #[cfg(test)]
                     self.removals.lock().push(dir.to_owned());
@@ -949,6 +954,9 @@ mod tests {
         let synced = origin.0.removals.lock().clone();
         assert_eq!(synced, [root.join("a"), root.join("a"), root.clone()]);
         // Another delete was faster with the directory.
+        origin.0.sync_removal(&root.join("a/b")).unwrap();
+        // And a write after it.
+        put(&origin, "a").await.unwrap().unwrap();
         origin.0.sync_removal(&root.join("a/b")).unwrap();
     }
 
