@@ -278,7 +278,13 @@ impl Engine {
                 tracing::warn!(object = %name, "a write was still under way at the end");
                 engine.forget_waiting(&name, None);
             }
-            engine.inner.store.as_ref().map_or(Ok(()), |s| s.close())
+            let Some(store) = &engine.inner.store else {
+                return Ok(());
+            };
+            let closed = store.close();
+            // Who advises it in a cluster holds it: it would be there, and locked, for ever.
+            store.set_advisor(None);
+            closed
         })
         .await?
     }
