@@ -670,9 +670,16 @@ def test_ctrl_c_at_a_commit_leaves_a_whole_checkpoint_or_none(own, monkeypatch, 
     assert [c.id for c in ckpt.list_durable("s3://runs/c", client=own.client)] == [saved.id]
 
 
-def test_ctrl_c_while_a_save_waits_until_it_is_durable_does_not_give_it_up(own):
+def test_ctrl_c_while_a_save_waits_until_it_is_durable_does_not_give_it_up(own, monkeypatch):
     own.pause()
-    threading.Timer(4.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    wait = _wire.Checkpoint.wait
+
+    def interrupted(self):
+        monkeypatch.undo()
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return wait(self)
+
+    monkeypatch.setattr(_wire.Checkpoint, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ckpt.save(state(2, 1), "s3://runs/c/b", client=own.client, wait="durable")
     own.go_on()
