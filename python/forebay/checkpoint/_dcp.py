@@ -140,10 +140,11 @@ class StorageWriter(_StorageWriter):
         overwrite: Whether it may replace a checkpoint of its name.
         deadline: Seconds within which it is to be durable.
         meta: JSON that readers of the manifest are told; at most 64 KiB.
-        retry_for: Seconds for which each step of a save is made again while the node cannot be
-            reached, or is over its limits. One rank alone, or one whose node is not that of rank 0,
-            writes its files anew when its node is started again. Where several ranks save through
-            one node, what the others had written is lost then, and the save fails: save again.
+        retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
+            limits, or is started again. A rank that saves alone, and ranks at other nodes than that
+            of rank 0, write their files anew then. Of several ranks, those at the node of rank 0 do
+            not: if that node fails while they write, or is started again before the commit, the
+            save fails, and nothing of it is visible: save again.
     """
 
     def __init__(
