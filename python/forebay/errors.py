@@ -44,7 +44,7 @@ class Error(Exception):
         status: The HTTP status of the node's answer, or None if it gave none.
         request_id: The id of the request in the node's log, or None.
         code: What kind of error it is, in the words of the node and of the commands' ``--json``,
-            such as ``"bucket_not_found"``; None where only this process has looked.
+            such as ``"bucket_not_found"``; None for an error that no node has answered with.
     """
 
     def __init__(
