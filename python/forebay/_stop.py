@@ -1,9 +1,10 @@
-"""Waiting that any code may end, also a garbage collection in the very thread that waits.
+"""Waiting that any code may end, even a garbage collection in the very thread that waits.
 
 The loops of this package are closed when they are dropped, by whichever thread Python's garbage
-collection happens to run in, between any two steps of what that thread does. Events and conditions
-of :mod:`threading` do not bear that: their locks may be held then by the same thread, and a thread
-that is about to wait misses what is told it in that moment. A ``SimpleQueue`` does.
+collection happens to run in, between any two steps of that thread. With events and conditions of
+:mod:`threading` this goes wrong: the thread may hold their lock at that moment, and would wait for
+itself for ever; or it is just about to wait, and misses that it was told to end. A ``SimpleQueue``
+can be put to at any moment, and keeps what was put until it is taken.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``; but a batch of
     ``output="rows"`` is :class:`forebay.Rows`, and of the views in these DataLoader makes lists of
-    numbers, unless it has a ``collate_fn``. (Views that this leaves come from a worker as
-    ``bytes``.)
+    numbers, unless it has a ``collate_fn``. Views that the ``collate_fn`` leaves in a batch come
+    from a worker as ``bytes``.
 
     It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
     ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'

@@ -313,9 +313,10 @@ class Dataset(Loadable[S_co]):
     20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
     PyTorch it answers a whole batch in one request (``__getitems__``), in which columns of bytes
     are ``bytes``. With ``batch_size=None``, DataLoader takes ``ds[i]``, whose columns of bytes are
-    views: it makes lists of numbers of them, unless there is a ``collate_fn``, which gets views and
-    may leave them, for workers send them as ``bytes``. A dataset does not derive from PyTorch's
-    class, so type checkers want ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
+    views: it makes lists of numbers of them, unless there is a ``collate_fn``. That one gets views,
+    and may leave them in its batch: workers send them as ``bytes``. A dataset does not derive from
+    PyTorch's class, so type checkers want
+    ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
 

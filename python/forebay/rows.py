@@ -30,8 +30,8 @@ class Rows(Sequence[dict[str, Any]]):
     ``rows[2:5]`` are :class:`Rows` again, of the same memory.
 
     It is an Arrow record batch through the PyCapsule interface (``pyarrow.record_batch(rows)``,
-    ``DataFrame.from_arrow(rows)`` of pandas 3), without a copy. Polars takes what is like a list
-    for values, and guesses their types: give it ``polars.DataFrame(rows.arrow())``. Rows of several
+    ``DataFrame.from_arrow(rows)`` of pandas 3), without a copy. Polars takes rows for a list of
+    values, and guesses their types: use ``polars.DataFrame(rows.arrow())``. Rows of several
     datasets are copied into one; where these hold the same values in columns of different types
     (``string`` and ``large_string``, dictionaries, lists with long offsets), it has the type that
     holds those of all.

@@ -900,8 +900,8 @@ def _close(borrowed: Future[_Borrowed | None]) -> None:
 
 
 def finish(begun: Sequence[Future[None]], stop: Stop | None = None) -> None:
-    """Waits for all, and raises what one of them raised. Their memory may go afterwards; those that
-    are made again are not then, if they have this ``stop``.
+    """Waits for all, and raises what one of them raised. Their memory may go afterwards. After a
+    failure, ``stop`` is set: requests that look at it are not made again then.
     """
     try:
         for future in begun:
