@@ -123,7 +123,7 @@ def test_a_wait_for_rows_is_charged_to_the_node(ds):
     for _ in loader:
         pass
     run = loader.report(order=False).json()["run"]
-    assert run["waits"]["node_s"] > 0.8 * run["waited_s"]
+    assert max(run["waits"], key=run["waits"].get) == "node_s", run["waits"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
