@@ -4,6 +4,7 @@
 use crate::{batch::fill_view, failure::Failure, failure::Result};
 use pyo3::{
     buffer::PyBuffer,
+    exceptions::PyTypeError,
     ffi,
     prelude::*,
     types::{PyBytes, PyMemoryView, PyString},
@@ -121,12 +122,22 @@ pub fn copy_of(data: &Bound<'_, PyAny>) -> PyResult<Option<bytes::Bytes>> {
     let Ok(view) = PyMemoryView::from(data) else {
         return Ok(None);
     };
+    // In a format, names of fields stand between colons. The bytes of Python's objects would be their
+    // addresses.
+    let format: String = view.getattr("format")?.extract()?;
+    if format
+        .split(':')
+        .step_by(2)
+        .any(|types| types.contains('O'))
+    {
+        return Err(PyTypeError::new_err(
+            "an array of Python objects has no bytes of its own: convert it to another type, or pickle it",
+        ));
+    }
     // Python casts only those that have items, in one piece.
     let view = match view.call_method1("cast", ("B",)) {
-        // Of Python's objects, these would be the addresses.
-        Err(e) if view.getattr("format")?.extract::<String>()?.contains('O') => return Err(e),
-        Err(_) => view.call_method0("tobytes")?,
         Ok(view) => view,
+        Err(_) => view.call_method0("tobytes")?,
     };
     Ok(Some(PyBuffer::<u8>::get(&view)?.to_vec(data.py())?.into()))
 }
