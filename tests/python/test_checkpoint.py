@@ -534,6 +534,22 @@ def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
         site.close()
 
 
+def write_by_ranks(writers, planners):
+    """What DCP does for each rank, up to the commit; rank n saves a tensor `wn`, all of it n."""
+    plans = []
+    for rank, (writer, planner) in enumerate(zip(writers, planners, strict=True)):
+        writer.set_up_storage_writer(rank == 0)
+        planner.set_up_planner({f"w{rank}": torch.full((100,), float(rank))}, None, rank == 0)
+        plans.append(writer.prepare_local_plan(planner.create_local_plan()))
+    plans, metadata = planners[0].create_global_plan(plans)
+    plans = writers[0].prepare_global_plan(plans)
+    results = [
+        writer.write_data(planner.finish_plan(plan), planner).wait()
+        for writer, plan, planner in zip(writers, plans, planners, strict=True)
+    ]
+    return metadata, results
+
+
 def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_again(tmp_path):
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.metadata import Metadata
@@ -556,22 +572,12 @@ def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_aga
             return found
 
     try:
-        name, plans, planners = "s3://runs/dcp-nodes/a", [], []
+        name = "s3://runs/dcp-nodes/a"
         writers = [
             ckpt.StorageWriter(name, client=of.client, retry_for=60) for of in (site, second)
         ]
-        for rank, writer in enumerate(writers):
-            planner = Dies() if rank else DefaultSavePlanner()
-            writer.set_up_storage_writer(rank == 0)
-            planner.set_up_planner({f"w{rank}": torch.full((100,), float(rank))}, None, rank == 0)
-            plans.append(writer.prepare_local_plan(planner.create_local_plan()))
-            planners.append(planner)
-        planned, metadata = planners[0].create_global_plan(plans)
-        planned = writers[0].prepare_global_plan(planned)
-        results = [
-            writer.write_data(planner.finish_plan(plan), planner).wait()
-            for writer, plan, planner in zip(writers, planned, planners, strict=True)
-        ]
+        planners = [DefaultSavePlanner(), Dies()]
+        metadata, results = write_by_ranks(writers, planners)
         assert planners[1].times == 2 and isinstance(metadata, Metadata)
         writers[0].finish(metadata, results)
         assert writers[0].handle.wait(60).durable
@@ -593,19 +599,7 @@ def test_ranks_of_dcp_at_one_node_that_is_started_again_fail_and_leave_nothing(t
     try:
         name = "s3://runs/dcp-ranks/a"
         writers = [ckpt.StorageWriter(name, client=site.client, retry_for=30) for _ in range(2)]
-        plans, planners = [], []
-        for rank, writer in enumerate(writers):
-            planner = DefaultSavePlanner()
-            writer.set_up_storage_writer(rank == 0)
-            planner.set_up_planner({f"w{rank}": torch.full((100,), float(rank))}, None, rank == 0)
-            plans.append(writer.prepare_local_plan(planner.create_local_plan()))
-            planners.append(planner)
-        planned, metadata = planners[0].create_global_plan(plans)
-        planned = writers[0].prepare_global_plan(planned)
-        results = [
-            writer.write_data(planner.finish_plan(plan), planner).wait()
-            for writer, plan, planner in zip(writers, planned, planners, strict=True)
-        ]
+        metadata, results = write_by_ranks(writers, [DefaultSavePlanner() for _ in writers])
         site.kill()
         threading.Timer(1.0, site.start).start()
         with pytest.raises(forebay.NotFound):
