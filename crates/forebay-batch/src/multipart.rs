@@ -59,8 +59,8 @@ struct EntryMetadata<'a> {
 ///
 /// # Errors
 /// Those that end the batch: without continue-on-error the first entry's, in order; past the limit
-/// of soft errors, their count. `Busy` if there is no memory for what describes many entries, and
-/// `TooLarge` if the budget never has so much.
+/// of soft errors, their count. `Busy` if the budget has no room for the description of many entries
+/// now, and `TooLarge` if it never will.
 pub(crate) async fn plan(work: &Arc<Work>, body: &Bytes) -> Result<(Parts, Planned)> {
     let count = work.request.entries.len();
     let mut looked_up = stream::iter(0..count)

@@ -830,9 +830,9 @@ struct InPassing {
 }
 
 impl InPassing {
-    /// Takes the next bytes. `false`: it is not to go on. A tar that cannot be parsed matters only to
-    /// those who ask for members, and an index that there is no memory for is built for them: whoever
-    /// reads the body holds bytes that others may wait for, so this must not wait itself.
+    /// Indexes the next bytes. Returns `false` if the indexing should stop: the tar cannot be parsed,
+    /// or the budget has no memory left. The index is then built once a member is asked for. This does
+    /// not wait for memory, since the reader of the body holds bytes that others may wait for.
     fn push(&mut self, piece: &[u8], budget: &MemoryBudget) -> bool {
         if self.indexer.push(piece).is_err() {
             return false;

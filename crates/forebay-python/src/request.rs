@@ -127,7 +127,7 @@ impl BatchRequest {
         default_bucket: Span,
     ) -> Result<()> {
         if rest.length == Some(0) {
-            // To a node, as to AIStore, a start and a length of 0 are no range at all.
+            // A node, like AIStore, reads a start and a length of 0 as "no range".
             let name = forebay_core::name::shorten(object);
             return Err(
                 Failure::invalid(format!("{name:?}: length 0 is not a number of bytes"))

@@ -398,7 +398,7 @@ impl Root {
                 if e.kind() == io::ErrorKind::AlreadyExists
                     && request.condition == PutCondition::IfAbsent =>
             {
-                // There is no object of a folder's name, and there can be none.
+                // A folder has this name, so no object can have it.
                 return Err(match path.is_dir() {
                     true => io(io::ErrorKind::IsADirectory.into()),
                     false => unmet(),
