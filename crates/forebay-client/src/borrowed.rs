@@ -8,10 +8,11 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustix::{
     fs::{Advice, fadvise},
-    io::{ReadWriteFlags, preadv2},
+    io::{Errno, ReadWriteFlags, preadv, preadv2},
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
 };
 use std::{
+    collections::VecDeque,
     fs::File,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
@@ -27,6 +28,8 @@ use tokio::{
 /// What the kernel has of a block is read in pieces of this size: each is in the processor's cache
 /// when it is hashed.
 const PIECE_BYTES: usize = 128 << 10;
+/// Into how many places one call reads; the kernel takes no more than 1,024 (`IOV_MAX`).
+const VIEWS_MAX: usize = 256;
 
 /// A file that was lent. Any number of threads may read it at once.
 pub struct Borrowed {
@@ -48,81 +51,172 @@ impl Drop for Borrowed {
 }
 
 impl Borrowed {
-    /// Fills `target` with the bytes from `start` on. It waits for the disk.
+    /// Fills each part's memory with the bytes from its start on. Parts come in the order of the
+    /// file. Of a block that several of them share, each byte is read once. It waits for the disk.
     ///
     /// # Errors
-    /// `InvalidInput` for bytes that it does not have; `InvalidData` if they are not what the node
-    /// wrote; what the disk says.
-    pub fn read_into(&self, start: u64, target: &mut [u8]) -> io::Result<()> {
-        let end = start.checked_add(target.len() as u64);
-        let end = end.filter(|end| *end <= self.size).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "the file is not that long")
-        })?;
-        if start == end {
+    /// `InvalidInput` for bytes that it does not have, and for parts that overlap or are in another
+    /// order; `InvalidData` if they are not what the node wrote; what the disk says.
+    pub fn read_into(&self, mut parts: Vec<(u64, &mut [u8])>) -> io::Result<()> {
+        parts.retain(|(_, target)| !target.is_empty());
+        let Some(&(first, _)) = parts.first() else {
             return Ok(());
+        };
+        let mut end = first;
+        for (start, target) in &parts {
+            let after = start.checked_add(target.len() as u64);
+            let after = after.filter(|after| *start >= end && *after <= self.size);
+            end = after.ok_or_else(|| {
+                let text = "the file is not that long, or its parts are not in order";
+                io::Error::new(io::ErrorKind::InvalidInput, text)
+            })?;
         }
-        let first = start / BLOCK_BYTES;
+        let first = first / BLOCK_BYTES;
         let mut sums = vec![0; ((end.div_ceil(BLOCK_BYTES) - first) * SUM_BYTES) as usize];
         let sums_at = self.size + first * SUM_BYTES;
         self.file.read_exact_at(&mut sums, sums_at)?;
-        let (mut at, mut rest) = (start, target);
-        // A block of which a part is wanted is read elsewhere.
-        let mut whole = Vec::new();
-        for expected in sums.chunks_exact(SUM_BYTES as usize) {
-            let begin = at / BLOCK_BYTES * BLOCK_BYTES;
-            let length = BLOCK_BYTES.min(self.size - begin) as usize;
-            let wanted = (begin + length as u64).min(end) - at;
-            let (mine, later) = rest.split_at_mut(wanted as usize);
-            let found = if mine.len() == length {
-                self.block_into(begin, mine)?
-            } else {
-                whole.resize(length, 0);
-                let found = self.block_into(begin, &mut whole)?;
-                let skipped = (at - begin) as usize;
-                mine.copy_from_slice(&whole[skipped..skipped + mine.len()]);
-                found
-            };
-            if found != *expected {
+        let mut parts = VecDeque::from(parts);
+        let mut unwanted = Vec::new();
+        for (block, expected) in (first..).zip(sums.chunks_exact(SUM_BYTES as usize)) {
+            let begin = block * BLOCK_BYTES;
+            let end = self.size.min(begin + BLOCK_BYTES);
+            let wanted = parts_before(&mut parts, end);
+            if wanted.is_empty() {
+                continue;
+            }
+            let targets = whole_block(begin, end, wanted, &mut unwanted);
+            if self.block_into(begin, targets)? != *expected {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "a checksum does not match",
                 ));
             }
-            at += wanted;
-            rest = later;
         }
         Ok(())
     }
 
-    /// Fills `target` with the block that begins at `begin`; its checksum.
-    fn block_into(&self, begin: u64, target: &mut [u8]) -> io::Result<[u8; SUM_BYTES as usize]> {
+    /// Fills `targets`, one after the other, with the block that begins at `begin`; its checksum.
+    fn block_into(
+        &self,
+        begin: u64,
+        mut targets: VecDeque<&mut [u8]>,
+    ) -> io::Result<[u8; SUM_BYTES as usize]> {
         let mut sum = Sum::default();
-        let mut there = 0;
-        while there < target.len() {
-            let end = target.len().min(there + PIECE_BYTES);
-            if !self.has_cached(begin + there as u64, &mut target[there..end]) {
-                break;
+        let mut at = begin;
+        while !targets.is_empty() {
+            let (mut piece, length) = next_piece(&mut targets);
+            if !self.has_cached(at, &mut piece, length) {
+                // The disk is to be asked: for all of it at once. What comes next, the kernel reads
+                // ahead.
+                piece.extend(targets.drain(..));
+                self.read_exact(at, &mut piece)?;
             }
-            sum.update(&target[there..end]);
-            there = end;
-        }
-        let rest = &mut target[there..];
-        if !rest.is_empty() {
-            // The disk is to be asked: for all of it at once. What comes next, the kernel reads
-            // ahead.
-            self.file.read_exact_at(rest, begin + there as u64)?;
-            sum.update(rest);
+            for target in piece {
+                sum.update(target);
+            }
+            at += length as u64;
         }
         Ok(sum.value())
     }
 
-    /// Fills `piece`, if the disk need not be asked for it.
-    fn has_cached(&self, start: u64, piece: &mut [u8]) -> bool {
-        let length = piece.len();
-        let into = &mut [IoSliceMut::new(piece)];
+    /// Fills `piece`, of `length` bytes, if the disk need not be asked for it.
+    fn has_cached(&self, start: u64, piece: &mut [&mut [u8]], length: usize) -> bool {
         // What goes wrong here goes wrong when it is read for good, too.
-        preadv2(&self.file, into, start, ReadWriteFlags::NOWAIT).is_ok_and(|n| n == length)
+        preadv2(&self.file, &mut views(piece), start, ReadWriteFlags::NOWAIT)
+            .is_ok_and(|n| n == length)
     }
+
+    /// Fills `piece`, and waits for the disk.
+    fn read_exact(&self, mut start: u64, piece: &mut [&mut [u8]]) -> io::Result<()> {
+        let mut views = views(piece);
+        let mut left = &mut views[..];
+        while !left.is_empty() {
+            let most = left.len().min(VIEWS_MAX);
+            match preadv(&self.file, &mut left[..most], start) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                Ok(n) => {
+                    IoSliceMut::advance_slices(&mut left, n);
+                    start += n as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes what lies before `end` of parts that are in order.
+fn parts_before<'a>(
+    parts: &mut VecDeque<(u64, &'a mut [u8])>,
+    end: u64,
+) -> Vec<(u64, &'a mut [u8])> {
+    let mut before = Vec::new();
+    while let Some((start, target)) = parts.pop_front_if(|(start, _)| *start < end) {
+        let here = target.len().min((end - start) as usize);
+        let (here, later) = target.split_at_mut(here);
+        before.push((start, here));
+        if !later.is_empty() {
+            parts.push_front((end, later));
+        }
+    }
+    before
+}
+
+/// Memory for all of a block: that of its `parts`, and `unwanted` for what lies between them.
+fn whole_block<'a>(
+    begin: u64,
+    end: u64,
+    parts: Vec<(u64, &'a mut [u8])>,
+    unwanted: &'a mut Vec<u8>,
+) -> VecDeque<&'a mut [u8]> {
+    let wanted: u64 = parts.iter().map(|(_, target)| target.len() as u64).sum();
+    let left = (end - begin - wanted) as usize;
+    if unwanted.len() < left {
+        unwanted.resize(left, 0);
+    }
+    let mut unwanted = &mut unwanted[..left];
+    let mut targets = VecDeque::with_capacity(2 * parts.len() + 1);
+    let mut at = begin;
+    for (start, target) in parts {
+        if let Some(between) = unwanted.split_off_mut(..(start - at) as usize)
+            && !between.is_empty()
+        {
+            targets.push_back(between);
+        }
+        at = start + target.len() as u64;
+        targets.push_back(target);
+    }
+    if !unwanted.is_empty() {
+        targets.push_back(unwanted);
+    }
+    targets
+}
+
+/// Takes the first [`PIECE_BYTES`] of `targets`, as far as one call can fill them, and how many bytes
+/// these are.
+fn next_piece<'a>(targets: &mut VecDeque<&'a mut [u8]>) -> (Vec<&'a mut [u8]>, usize) {
+    let (mut piece, mut length) = (Vec::new(), 0);
+    while length < PIECE_BYTES
+        && piece.len() < VIEWS_MAX
+        && let Some(target) = targets.pop_front()
+    {
+        let here = target.len().min(PIECE_BYTES - length);
+        let (here, later) = target.split_at_mut(here);
+        length += here.len();
+        piece.push(here);
+        if !later.is_empty() {
+            targets.push_front(later);
+        }
+    }
+    (piece, length)
+}
+
+fn views<'a>(piece: &'a mut [&mut [u8]]) -> Vec<IoSliceMut<'a>> {
+    piece
+        .iter_mut()
+        .map(|target| IoSliceMut::new(target))
+        .collect()
 }
 
 /// Asks at a node's socket; `request` is for the file, with the upgrade.
@@ -214,7 +308,8 @@ mod tests {
         };
         let read = |start: u64, end: u64| {
             let mut target = vec![0; (end - start) as usize];
-            borrowed.read_into(start, &mut target).map(|()| target)
+            let parts = vec![(start, &mut target[..])];
+            borrowed.read_into(parts).map(|()| target)
         };
         let edges = [
             0,
@@ -229,6 +324,47 @@ mod tests {
                 let expected = &data[start as usize..end as usize];
                 assert!(read(start, end).unwrap() == expected, "{start}..{end}");
             }
+        }
+        // Parts that lie in one block or in several, with and without something between them.
+        for step in [
+            1,
+            7,
+            64,
+            4096,
+            PIECE_BYTES as u64 + 3,
+            BLOCK_BYTES - 64,
+            BLOCK_BYTES + 9,
+        ] {
+            for (from, count) in [(0, 2000), (BLOCK_BYTES - 5, 600), (2 * BLOCK_BYTES + 77, 3)] {
+                let starts = (from..size).step_by(step as usize).take(count);
+                let lengths = [step, step.div_ceil(2), 0].into_iter().cycle();
+                let wanted: Vec<(u64, u64)> = starts
+                    .zip(lengths)
+                    .map(|(start, length)| (start, length.min(size - start)))
+                    .collect();
+                let mut targets: Vec<Vec<u8>> = wanted
+                    .iter()
+                    .map(|(_, length)| vec![0; *length as usize])
+                    .collect();
+                let parts = wanted.iter().zip(&mut targets);
+                let parts = parts
+                    .map(|((start, _), target)| (*start, &mut target[..]))
+                    .collect();
+                borrowed.read_into(parts).unwrap();
+                for ((start, length), target) in wanted.iter().zip(&targets) {
+                    let expected = &data[*start as usize..(start + length) as usize];
+                    assert!(
+                        target == expected,
+                        "{step} from {from}: {length} at {start}"
+                    );
+                }
+            }
+        }
+        let (mut one, mut other) = ([0; 9], [0; 9]);
+        for starts in [(0, 8), (9, 0), (size - 18, size - 8), (5, u64::MAX)] {
+            let parts = vec![(starts.0, &mut one[..]), (starts.1, &mut other[..])];
+            let refused = borrowed.read_into(parts).unwrap_err().kind();
+            assert_eq!(refused, io::ErrorKind::InvalidInput, "{starts:?}");
         }
         let refused = |start, end| read(start, end).unwrap_err().kind();
         assert_eq!(refused(1, size + 1), io::ErrorKind::InvalidInput);

@@ -314,24 +314,49 @@ pub fn borrow(py: Python<'_>, session: &Arc<Session>, path: &str) -> PyResult<Op
 
 #[pymethods]
 impl Borrowed {
-    /// Fills a writable bytes-like object with the bytes from ``start`` on, verified. Raises
-    /// ``OSError`` if they are not there, or not what the node wrote; ``ValueError`` once closed.
-    fn read_into(&self, py: Python<'_>, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Fills writable bytes-like objects with the bytes from where each starts on, verified; in the
+    /// order of the file. Raises ``OSError`` if they are not there, or not what the node wrote;
+    /// ``ValueError`` once closed.
+    fn read_into(&self, py: Python<'_>, parts: Vec<(u64, Bound<'_, PyAny>)>) -> PyResult<()> {
         let file = self.0.lock().clone();
         let file = file.ok_or_else(|| PyValueError::new_err("the file was given back"))?;
-        let view = bytes_of(target, true)?;
-        if view.len_bytes() == 0 {
-            return Ok(());
-        }
-        let target = Target(view.buf_ptr().cast::<u8>(), view.len_bytes());
+        let views = parts
+            .iter()
+            .map(|(start, target)| Ok((*start, bytes_of(target, true)?)))
+            .collect::<PyResult<Vec<_>>>()?;
+        let targets: Vec<(u64, Target)> = views
+            .iter()
+            .filter(|(_, view)| view.len_bytes() > 0)
+            .map(|(start, view)| {
+                let target = Target(view.buf_ptr().cast::<u8>(), view.len_bytes());
+                (*start, target)
+            })
+            .collect();
+        // Two may be of the same memory, as the weights of layers that share them: what is read
+        // last stays, and nothing is verified in which the other one was written meanwhile.
+        let mut places: Vec<(usize, usize)> = targets
+            .iter()
+            .map(|(_, Target(at, len))| (*at as usize, *len))
+            .collect();
+        places.sort_unstable();
+        let is_apart = places.windows(2).all(|two| two[1].0 - two[0].0 >= two[0].1);
         py.detach(move || {
-            let Target(at, len) = { target };
-            // SAFETY: the view keeps `len` bytes in place until this returns. Nobody else is to use
-            // memory that is being filled; these are plain bytes, whatever is there.
-            let target = unsafe { std::slice::from_raw_parts_mut(at, len) };
-            file.read_into(start, target)
+            let mut together = Vec::with_capacity(targets.len());
+            for (start, target) in targets {
+                let Target(at, len) = target;
+                // SAFETY: the view keeps `len` bytes in place until this returns, and those that are
+                // in use at one time do not overlap. Nobody else is to use memory that is being
+                // filled; these are plain bytes, whatever is there.
+                let target = unsafe { std::slice::from_raw_parts_mut(at, len) };
+                if is_apart {
+                    together.push((start, target));
+                } else {
+                    file.read_into(vec![(start, target)])?;
+                }
+            }
+            file.read_into(together)
         })?;
-        drop(view);
+        drop(views);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import fnmatch
 import itertools
@@ -51,6 +52,8 @@ _WAIT_SECONDS = 20.0
 #: turns, and lose what is in the processors' caches.
 _PIECE_BYTES = 8 << 20
 _PARALLEL = 8
+#: A block of a file that the node lends: what has one checksum.
+_BLOCK_BYTES = 1 << 20
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
@@ -662,6 +665,26 @@ class Replaced(Conflict):
     """Another checkpoint took the place of one that was being read."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes of a file from ``start`` on, which go into ``target``."""
+
+    done: Future[None]
+    start: int
+    target: memoryview
+
+    def shares_block(self, start: int) -> bool:
+        """Whether what follows, from ``start`` on, begins in the block in which this ends."""
+        end = self.start + self.target.nbytes
+        return end <= start and bool(end % _BLOCK_BYTES) and start < end + -end % _BLOCK_BYTES
+
+    def is_cancelled(self) -> bool:
+        if not self.done.cancelled():
+            return False
+        self.done.set_running_or_notify_cancel()  # It tells whoever waits.
+        return True
+
+
 class Reading:
     """A checkpoint that is read: its manifest, and ranges of its files, many at the same time."""
 
@@ -696,8 +719,9 @@ class Reading:
         here = min(_PARALLEL, max(2, len(os.sched_getaffinity(0))))
         self._pool_here = Pool(here, thread_name_prefix="forebay-read-lent")
         # The pieces that wait, by file, and the thread that reads each file. One thread reads a
-        # file from its beginning to its end, because then the kernel reads ahead.
-        self._waiting: dict[str, deque[tuple[Future[None], int, memoryview]]] = {}
+        # file from its beginning to its end, because then the kernel reads ahead. A piece has
+        # several parts if they share blocks, each of which is then read once.
+        self._waiting: dict[str, deque[list[_Part]]] = {}
         self._readers: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -735,12 +759,16 @@ class Reading:
     def submit(self, file: str, start: int, target: memoryview) -> Future[None]:
         """Begins to fill ``target`` with the bytes of a file from ``start`` on."""
         done: Future[None] = Future()
-        if self.lends(file):
-            with self._lock:
-                self._waiting.setdefault(file, deque()).append((done, start, target))
-            self._pool_here.submit(self._read_next)
-        else:
+        if not self.lends(file):
             self._pool.submit(_run, done, self._ask_into, file, start, target)
+            return done
+        with self._lock:
+            waiting = self._waiting.setdefault(file, deque())
+            if waiting and waiting[-1][-1].shares_block(start):
+                waiting[-1].append(_Part(done, start, target))
+                return done
+            waiting.append([_Part(done, start, target)])
+        self._pool_here.submit(self._read_next)
         return done
 
     def _read_next(self) -> None:
@@ -756,41 +784,58 @@ class Reading:
             else:
                 self._readers[file] = me
             pieces = self._waiting[file]
-            done, start, target = pieces.popleft()
+            piece = pieces.popleft()
             if not pieces:
                 del self._waiting[file]
                 self._readers.pop(file, None)
-        self._borrow_into(done, file, start, target)
+        self._borrow_into(file, piece)
 
-    def _borrow_into(self, done: Future[None], file: str, start: int, target: memoryview) -> None:
-        if done.cancelled():
-            done.set_running_or_notify_cancel()  # It tells whoever waits.
+    def _borrow_into(self, file: str, piece: Sequence[_Part]) -> None:
+        waiting = deque(part for part in piece if not part.is_cancelled())
+        if not waiting:
             return
         try:
             borrowed = self.borrow(file)
-            if borrowed is None:
-                # It can still be cancelled.
-                self._pool.submit(_run, done, self._ask_into, file, start, target)
-                return
+            while borrowed is None and waiting:
+                # They can still be cancelled.
+                part = waiting[0]
+                self._pool.submit(_run, part.done, self._ask_into, file, part.start, part.target)
+                waiting.popleft()
         except BaseException as e:
-            if done.set_running_or_notify_cancel():
-                done.set_exception(e)
+            # Those that the other threads have are theirs.
+            for part in waiting:
+                if part.done.set_running_or_notify_cancel():
+                    part.done.set_exception(e)
             return
-        _run(done, self._read_into, borrowed, file, start, target)
-
-    def _read_into(self, borrowed: _Borrowed, file: str, start: int, target: memoryview) -> None:
+        if borrowed is None:
+            return
+        piece = [part for part in waiting if part.done.set_running_or_notify_cancel()]
         try:
-            borrowed.read_into(start, target)
+            is_read = self._read_into(borrowed, file, piece)
+        except BaseException as e:
+            for part in piece:
+                part.done.set_exception(e)
             return
+        for part in piece:
+            if is_read:
+                part.done.set_result(None)
+            else:
+                _do(part.done, self._ask_into, file, part.start, part.target)
+
+    def _read_into(self, borrowed: _Borrowed, file: str, piece: Sequence[_Part]) -> bool:
+        """Whether it could be read without the node."""
+        try:
+            borrowed.read_into([(part.start, part.target) for part in piece])
         except OSError:
             # The node finds out itself, and says what is wrong or reads it from the origin.
             nothing: Future[_Borrowed | None] = Future()
             nothing.set_result(None)
             with self._lock:
                 self._borrowed[file] = nothing
+            return False
         except ValueError:
-            pass  # It was given back for another one.
-        self._ask_into(file, start, target)
+            return False  # It was given back for another one.
+        return True
 
     def _ask_into(self, file: str, start: int, target: memoryview) -> None:
         def attempt() -> None:
@@ -883,8 +928,12 @@ class Reading:
 
 def _run(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:
     """Does what ``done`` stands for, if nobody has cancelled it."""
-    if not done.set_running_or_notify_cancel():
-        return
+    if done.set_running_or_notify_cancel():
+        _do(done, work, *args)
+
+
+def _do(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:
+    """Does what ``done`` stands for, which can no longer be cancelled."""
     try:
         work(*args)
     except BaseException as e:
