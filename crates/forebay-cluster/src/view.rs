@@ -460,6 +460,19 @@ impl View {
         (0..SLOTS as u32).filter(is_owed).collect()
     }
 
+    /// Whether there are slots that `owner` has by this map, and does not have now, and that this node
+    /// has or had. Then one of the two goes by an older map, and it may be this node: owners may be the
+    /// same again.
+    pub fn disputes(&self, owner: u64, by: &Placed) -> bool {
+        let is_disputed = |slot: u32| {
+            let now = self.now.first(slot);
+            by.first(slot) == Some(owner)
+                && now != Some(owner)
+                && (now == Some(self.me) || self.had(slot))
+        };
+        (0..SLOTS as u32).any(is_disputed)
+    }
+
     /// How many slots that this node had are not known to be with their owners, by owner. Nodes that
     /// own nothing yet, because all members drain, are not counted. If this node drains, slots
     /// count also after more maps than it remembers.

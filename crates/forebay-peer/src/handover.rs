@@ -209,7 +209,8 @@ impl Cluster {
     /// this epoch; and the cluster's seed.
     ///
     /// # Errors
-    /// `Busy` if this node does not go by that table yet, or any more.
+    /// `Busy` if this node does not go by that table yet, or any more; or if it cannot be told whether
+    /// it does.
     pub(crate) async fn owed(
         &self,
         asker: u64,
@@ -221,9 +222,9 @@ impl Cluster {
         let view = self.view();
         let (epoch, seed) = (view.map().epoch, view.map().seed);
         // A table may come back, as when a node that was forgotten joins again: who knows only the
-        // earlier map with it owes nothing by that. (Where nodes hold no leases, each may have epochs
-        // of its own.)
-        if self.telling().is_some() && epoch < by_epoch {
+        // earlier map with it owes nothing by that.
+        let counts_alike = self.counts_alike();
+        if counts_alike && epoch < by_epoch {
             return Err(unknown_table(epoch));
         }
         if let Some(owed) = self.moved().owed.lock().get(&asker)
@@ -236,6 +237,10 @@ impl Cluster {
             let Some(placed) = view.placed_by(table) else {
                 return Err(unknown_table(epoch));
             };
+            // Whose map is the newer one, epochs do not say. Who goes by an older one gets another soon.
+            if !counts_alike && view.disputes(asker, placed) {
+                return Err(unknown_table(epoch));
+            }
             Ok(Arc::new(view.owed(asker, placed)))
         })
         .await?;
@@ -250,6 +255,12 @@ impl Cluster {
         };
         known.insert(asker, owed);
         Ok((slots, seed))
+    }
+
+    /// Whether a map has the same epoch at all nodes: where nodes hold no leases, each may have epochs of
+    /// its own.
+    fn counts_alike(&self) -> bool {
+        self.telling().is_some()
     }
 
     /// `owner` has everything that this node had of what it owns by this table.
@@ -981,6 +992,22 @@ mod tests {
             weight: 1 << 40,
             state: forebay_cluster::MemberState::Active,
         }
+    }
+
+    /// By DNS, nodes count maps by themselves.
+    #[tokio::test]
+    async fn where_epochs_say_nothing_too_nobody_goes_by_an_older_map_with_the_same_table() {
+        let (one, both) = ([member(1)], [member(1), member(2)]);
+        let (cluster, maps) = of_maps([&both, &one, &both]);
+        cluster.advance(maps[1].clone(), Duration::ZERO).unwrap();
+        let table = maps[2].checksum();
+        for epoch in [0, 1, 9] {
+            let e = cluster.owed(2, table, epoch).await.unwrap_err();
+            assert_eq!(e.kind(), ErrorKind::Busy);
+        }
+        cluster.advance(maps[2].clone(), Duration::ZERO).unwrap();
+        let (owed, _) = cluster.owed(2, table, 0).await.unwrap();
+        assert!(!owed.is_empty());
     }
 
     /// A node that was forgotten is there again: its table is the one from before.
