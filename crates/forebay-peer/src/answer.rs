@@ -213,10 +213,13 @@ impl Answers {
                 let given = |pulled: &Pulled| cluster.copied().given(pulled.bytes);
                 self.give_step(io, copies, given).await?
             }
-            What::Released { table } => match working(io, cluster.release(asker, table)).await? {
-                Ok(()) => Ok(sent(say(io, Kind::Found, &Pulled::default())).await?),
-                Err(e) => Err(e),
-            },
+            What::Released { table } => {
+                let released = cluster.release(asker, table, epoch);
+                match working(io, released).await? {
+                    Ok(()) => Ok(sent(say(io, Kind::Found, &Pulled::default())).await?),
+                    Err(e) => Err(e),
+                }
+            }
             _ => match working(io, cluster.moving()).await? {
                 Ok(moving) => Ok(sent(say(io, Kind::Found, &moving)).await?),
                 Err(e) => Err(e),

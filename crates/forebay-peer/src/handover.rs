@@ -263,18 +263,28 @@ impl Cluster {
         self.telling().is_some()
     }
 
-    /// `owner` has everything that this node had of what it owns by this table.
+    /// `owner` has everything that this node had of what it owns by this table, which was that of a map
+    /// of this epoch.
     ///
     /// # Errors
     /// As [`Cluster::owed`].
-    pub(crate) async fn release(&self, owner: u64, table: u64) -> Result<()> {
+    pub(crate) async fn release(&self, owner: u64, table: u64, by_epoch: u64) -> Result<()> {
         let view = self.view();
         let mine = view.map().epoch;
+        let counts_alike = self.counts_alike();
+        if counts_alike && mine < by_epoch {
+            return Err(unknown_table(mine));
+        }
         let (slots, epoch) = blocking(move || {
             let Some(placed) = view.placed_by(table) else {
                 return Err(unknown_table(mine));
             };
-            Ok((view.owed(owner, placed), placed.map().epoch))
+            let epoch = match !counts_alike || view.is_still(table, by_epoch) {
+                true => placed.map().epoch,
+                // There were other owners in between: of what they had, the owner did not speak.
+                false => by_epoch,
+            };
+            Ok((view.owed(owner, placed), epoch))
         })
         .await?;
         self.change_view(|view| slots.iter().for_each(|slot| view.released(*slot, epoch)));
@@ -560,9 +570,14 @@ impl HandOver {
             // It had slots in between: what it fetched then was not taken over.
             return;
         }
-        let told = self
-            .cluster
-            .ask_words::<Pulled>(former, What::Released { table });
+        let question = Question {
+            epoch,
+            ..self.cluster.question(What::Released { table })
+        };
+        let told = async {
+            let mut io = self.cluster.call(former).await?;
+            ask(&mut io, question).await?.words::<Pulled>()
+        };
         if let Err(e) = told.await {
             tracing::debug!(node = format_args!("{former:016x}"), error = %e, "a former owner was \
                 not told that everything was taken over: it is told again");
@@ -1027,6 +1042,16 @@ mod tests {
         // By its own map it asked before.
         let (again, _) = cluster.owed(2, table, maps[0].map().epoch).await.unwrap();
         assert_eq!(owed, again);
+        // That it has everything, it said by the map of then, and is heard late.
+        let before = maps[0].map().epoch;
+        cluster.release(2, table, before).await.unwrap();
+        let (still, _) = cluster.owed(2, table, epoch).await.unwrap();
+        assert_eq!(owed, still);
+        cluster.release(2, table, epoch).await.unwrap();
+        let (left, _) = cluster.owed(2, table, epoch).await.unwrap();
+        assert!(left.is_empty());
+        let e = cluster.release(2, table, epoch + 1).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Busy);
     }
 
     #[test]
