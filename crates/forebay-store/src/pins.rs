@@ -247,7 +247,14 @@ impl Store {
                 return Ok(false);
             }
             // Known once it is durable.
-            inner.write_pin(name, copies, |_| false, true)?;
+            if let Err(e) = inner.write_pin(name, copies, |_| false, true) {
+                // The next start would find the record: the number of before is written after it.
+                if let Err(again) = inner.write_pin(name, before, |_| false, true) {
+                    tracing::debug!(object = %name, error = %again, "what a pin was before is not \
+                        for certain on the disk");
+                }
+                return Err(e);
+            }
             inner.pins.set_copies(hash, copies);
             return Ok(true);
         }
@@ -489,7 +496,7 @@ impl Inner {
         result
     }
 
-    fn sync_segment(&self, dir: &Directory, segment: &Segment) -> Result<()> {
+    pub(crate) fn sync_segment(&self, dir: &Directory, segment: &Segment) -> Result<()> {
         let synced = segment.file.sync().and_then(|()| {
             if !segment.name_synced.load(Relaxed) {
                 dir.disk.sync_dir(&dir.path)?;

@@ -145,6 +145,21 @@ fn a_pin_is_on_the_disk_with_the_name_of_its_file() {
 }
 
 #[test]
+fn a_pin_that_could_not_be_raised_is_what_it_was_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    assert!(store.pin_on(&name("a"), 2).unwrap());
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
+    assert!(store.pin_on(&name("a"), 3).is_err());
+    assert_eq!(store.pinned_on(), [(name("a"), 2)]);
+    assert_eq!(store.stats().dirs[0].state, DirState::Failing);
+    faults.clear();
+    drop(store);
+    assert_eq!(open(&config).pinned_on(), [(name("a"), 2)]);
+}
+
+#[test]
 fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
     for (errno, state) in [
         (libc::ENOSPC, DirState::Full),
