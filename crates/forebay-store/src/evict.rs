@@ -12,6 +12,9 @@
 //! - While an advisor knows what is coming, any segment may go instead of the oldest, and its
 //!   advice counts more than whether a record was read ([`advice`](crate::advice)).
 //!
+//! Records of pins that were moved are synced before the segment that they were in is deleted: a pin
+//! outlives a loss of power.
+//!
 //! Invariant: when the newest record of a name is *dropped*, no older record of that name is left
 //! that a restart could take for current: the dropped record goes with the oldest segment, or no
 //! older segment holds an outdated record of any name, or a tombstone takes its place. For the same
@@ -30,7 +33,7 @@ use crate::{
     sync::{atomic::Ordering::Relaxed, sleep},
 };
 use forebay_core::{Error, ErrorKind, Result};
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc, time::Duration};
 
 /// How long the evictor waits for a slow writer whose record is in the segment that must go.
 const PENDING_WAIT: Duration = Duration::from_secs(5);
@@ -64,6 +67,8 @@ struct Victim<'a> {
     nothing_older: bool,
     /// Bytes that may still move without being held.
     second_round: u64,
+    /// Where records of pins were moved to, by ordinal.
+    pins_moved_to: BTreeMap<u64, Arc<Segment>>,
 }
 
 impl Inner {
@@ -336,6 +341,7 @@ impl Inner {
                     advisor,
                     nothing_older,
                     second_round,
+                    pins_moved_to: BTreeMap::new(),
                 },
             )?;
         }
@@ -398,6 +404,14 @@ impl Inner {
                 }
             }
         });
+        // Each was durable where it was, and that file goes: also at the next attempt, which does not
+        // find them there any more.
+        for moved_to in victim.pins_moved_to.values() {
+            if let Err(e) = self.sync_segment(dir, moved_to) {
+                tracing::warn!(dir = %dir.path.display(), error = %e.describe(), "pins that were moved \
+                    here may not outlive a loss of power");
+            }
+        }
         if let Some(e) = failure {
             return Err(e);
         }
@@ -467,6 +481,12 @@ impl Inner {
                 Ok(true) => {
                     if !held {
                         victim.second_round = victim.second_round.saturating_sub(len);
+                    }
+                    if entry.has(PIN)
+                        && let Some(moved) = self.index.peek(header.key)
+                        && let Some(moved_to) = self.segments.get(moved.slot())
+                    {
+                        victim.pins_moved_to.insert(moved_to.ordinal, moved_to);
                     }
                     return Ok(());
                 }

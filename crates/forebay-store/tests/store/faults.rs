@@ -145,6 +145,29 @@ fn a_pin_is_on_the_disk_with_the_name_of_its_file() {
 }
 
 #[test]
+fn a_pin_that_the_evictor_moves_is_on_the_disk_before_its_file_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 16 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    let two_rounds = |of: &str| {
+        for i in 0..5000 {
+            put(&store, &format!("{of}{i}"), i).unwrap();
+        }
+    };
+    faults.add(Rule::new(Op::Sync, Fault::Skip).on("seg-"));
+    two_rounds("a");
+    assert!(store.stats().dirs[0].evicted_records > 0);
+    assert_eq!(faults.happened(), 0, "what is only cached is not synced");
+    store.pin(&name("p")).unwrap();
+    let before = faults.happened();
+    two_rounds("b");
+    let synced = faults.happened() - before;
+    assert!((1..20).contains(&synced), "{synced}");
+    drop(store);
+    assert!(open(&config).is_pinned(&name("p")));
+}
+
+#[test]
 fn a_pin_that_could_not_be_raised_is_what_it_was_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 64 * MIB)]);
