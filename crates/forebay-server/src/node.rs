@@ -152,7 +152,6 @@ impl Node {
             clock.clone(),
             budget,
         );
-        let stages = open_stages(&config, &engine, store).await?;
         let batcher = Batcher::new(engine.clone(), config.batcher());
         let datasets = Datasets::new(engine.clone(), config.datasets());
         let rows = Rows::new(engine.clone(), config.rows());
@@ -169,8 +168,6 @@ impl Node {
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             joined.cluster.set_copies(&config.engine().rules);
-            let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
-            engine.set_advisor(Some(Arc::new(advice)));
             datasets.set_homes(Arc::new(AtOtherNodes(joined.cluster.clone())));
         }
         let streams = Streams::new(datasets.clone(), rows.clone(), plans.clone());
@@ -180,6 +177,14 @@ impl Node {
         metrics.set_buckets(config.bucket_names());
         let energy =
             (config.energy.monitor()?).map(|energy| forebay_energy::Monitor::start(&energy));
+        // After all else that may fail: flushes go on from this moment.
+        let stages = open_stages(&config, &engine, store).await?;
+        if let Some(joined) = &joined {
+            // The advice holds the cache, which stays locked until the engine is closed. Where the
+            // start fails from here on, it is closed.
+            let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
+            engine.set_advisor(Some(Arc::new(advice)));
+        }
         let ready = Arc::new(AtomicBool::new(true));
         let started_secs = clock.now().as_secs();
         let reload = Arc::new(ConfigReload::new(&config));
