@@ -132,6 +132,31 @@ def test_a_node_that_stops_while_it_answers_does_not_join_again(cluster, bucket,
     c.stop()
 
 
+def test_a_write_that_is_under_way_when_its_node_stops_is_acknowledged(cluster, bucket, etcd):
+    three(cluster)
+    there = lambda: sum("/nodes/" in key for key in etcd.keys())  # noqa: E731
+    # Longer than what a node collects before it begins a write.
+    body = value(7).ljust(9 << 20, b".")
+    c = cluster.nodes.pop("c")
+    with socket.create_connection(("127.0.0.1", cluster.ports["c"][0]), 60) as slow:
+        head = f"PUT /written/last HTTP/1.1\r\nHost: c\r\nContent-Length: {len(body)}\r\n\r\n"
+        slow.sendall(head.encode() + body[:-1])
+        # The write has begun when the node holds its place.
+        time.sleep(1)
+        c.process.send_signal(signal.SIGTERM)
+        throughout(2, lambda: there() == 3, "the node has left before its write was done")
+        # Others tell it of their writes meanwhile, and do not wait for it.
+        began = time.monotonic()
+        put(url(cluster, "a", "orderly"), value(2))
+        assert time.monotonic() - began < 5
+        assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
+        slow.sendall(body[-1:])
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        eventually(lambda: there() == 2, "c has left", 10)
+    c.stop()
+    assert [read(cluster, name, "last") for name in "ab"] == [7, 7]
+
+
 def test_without_etcd_reads_go_on_and_writes_are_as_configured(cluster, bucket, etcd):
     three(cluster)
     cluster.stop("c")

@@ -234,10 +234,13 @@ impl Engine {
         self.inner.buckets.may_write()?;
         let writes = &self.inner.writes;
         let place = writes.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| closing())?;
+        // It may have waited for its place.
+        self.inner.buckets.may_write()?;
         let writing = Writing {
             engine: self.clone(),
             name: name.clone(),
-            _place: place.map_err(|_| closing())?,
+            _place: place,
         };
         *writes.names.lock().entry(name.clone()).or_default() += 1;
         let task = request::spawn(async move {
@@ -258,6 +261,14 @@ impl Engine {
         });
         task.await
             .unwrap_or_else(|e| Err(Error::internal("a write was broken off").caused_by(e)))
+    }
+
+    /// Waits for the writes that are under way, for as long as `patience`. Others wait meanwhile, and
+    /// until what this returns is dropped; `None`: some are still under way, and none waits.
+    pub async fn pause_writes(&self, patience: Duration) -> Option<OwnedSemaphorePermit> {
+        let places = self.inner.writes.places.clone();
+        let all = places.acquire_many_owned(limits::WRITES_IN_FLIGHT_MAX as u32);
+        tokio::time::timeout(patience, all).await.ok()?.ok()
     }
 
     /// Begins no more writes, waits for those under way for as long as `patience`, and closes the

@@ -56,6 +56,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// How long connections may take to end after the deadline.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
+/// How long a node in a cluster that stops keeps its lease for the writes that are under way.
+const LAST_WRITES: Duration = Duration::from_secs(10);
 
 /// A running node. Dropping it breaks everything off; [`Node::shutdown`] is the graceful way.
 ///
@@ -268,6 +270,7 @@ impl Node {
             };
             if let Err(e) = entered {
                 stop.stop.cancel();
+                stop.peers.cancel();
                 stop.abort.cancel();
                 stop.tasks.close();
                 let _ = timeout(ABORT_GRACE, stop.tasks.wait()).await;
@@ -407,12 +410,23 @@ impl Node {
             stages.answer_waiting();
         }
         self.stop.tasks.close();
-        // Nobody can tell this node of writes any more, so it says that it trusts nothing that it
-        // knows, before others wait for it.
         let leave = async {
-            if let Some(joined) = &self.app.joined {
-                joined.leave().await;
-            }
+            let Some(joined) = &self.app.joined else {
+                return;
+            };
+            // The lease is what promises that others see a write: those that are under way end with
+            // it, and what waits meanwhile finds that there is none.
+            let _paused = match joined.cluster.lease() {
+                Some(_) => {
+                    let patience = LAST_WRITES.min(deadline / 2);
+                    self.app.engine.pause_writes(patience).await
+                }
+                None => None,
+            };
+            // From then on nobody can tell this node of writes, so it says first that it trusts
+            // nothing that it knows: others would wait for it.
+            joined.leave().await;
+            self.stop.peers.cancel();
         };
         let drained = timeout(deadline, self.stop.tasks.wait());
         let (drained, ()) = tokio::join!(drained, leave);
@@ -448,6 +462,7 @@ impl Drop for Node {
         if !self.stop.abort.is_cancelled() && self.pid == std::process::id() {
             self.app.ready.store(false, Relaxed);
             self.stop.stop.cancel();
+            self.stop.peers.cancel();
             self.stop.abort.cancel();
             if let Some(path) = &self.app.unix_path {
                 socket::remove(path);

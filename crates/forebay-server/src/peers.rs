@@ -370,8 +370,8 @@ impl Joined {
         }
     }
 
-    /// Answers other nodes until the node stops: those who have asked get the rest of their answer
-    /// as long as clients do. At most `connections` at a time; others wait to be accepted.
+    /// Answers other nodes until `stop.peers`: those who have asked get the rest of their answer as long
+    /// as clients do. At most `connections` at a time; others wait to be accepted.
     pub async fn serve(
         self: Arc<Self>,
         listener: TcpListener,
@@ -391,7 +391,7 @@ impl Joined {
             };
             let (place, accepted) = tokio::select! {
                 (Ok(place), accepted) = next => (place, accepted),
-                () = stop.stop.cancelled() => return,
+                () = stop.peers.cancelled() => return,
                 else => return,
             };
             let (stream, from) = match accepted {
@@ -423,7 +423,7 @@ impl Joined {
         until: &Stop,
     ) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
-        let stop = until.stop.cancelled();
+        let stop = until.peers.cancelled();
         match &self.certificates {
             None => answers.serve(stream, stop).await,
             Some(certificates) => {
