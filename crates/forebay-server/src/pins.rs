@@ -203,6 +203,11 @@ impl State {
         };
     }
 
+    /// A log with more lines is written anew.
+    fn lines_most(&self) -> usize {
+        2 * (self.names.len() + self.here.len()) + OUTDATED_LINES
+    }
+
     /// Forgets what was unpinned long ago.
     fn prune(&mut self, now: u64) {
         let oldest = now.saturating_sub(REMEMBERED.as_micros() as u64);
@@ -396,7 +401,7 @@ impl Register {
             let is_current = {
                 let all = state.lock();
                 let is_same = whole && digest == all.digest && here == all.here;
-                is_same && lines <= 2 * all.names.len() + OUTDATED_LINES
+                is_same && lines <= all.lines_most()
             };
             let opened = match is_current {
                 true => fs::OpenOptions::new()
@@ -549,7 +554,7 @@ impl Register {
         let mut done = Err(std::io::Error::other("it could not be written before"));
         for log in logs {
             let due = log.failed.is_some_and(|at| at.elapsed() >= AGAIN);
-            let is_long = log.lines > 2 * self.state.lock().names.len() + OUTDATED_LINES;
+            let is_long = log.lines > self.state.lock().lines_most();
             if (due || (is_long && log.file.is_some()))
                 && let Err(e) = log.write_anew(&self.cluster, &self.state)
             {
@@ -771,6 +776,18 @@ mod tests {
         assert_eq!(register.here(&name(LINES_AT_ONCE - 1)), Some(true));
         assert_eq!(register.here(&name(LINES_AT_ONCE)), None);
         assert_eq!(register.logs.lock()[0].lines, 1 + count + LINES_AT_ONCE);
+    }
+
+    #[test]
+    fn a_log_of_many_names_of_this_node_alone_is_not_written_anew_each_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let register = open(&[dir.path()]);
+        let here: Vec<_> = (0..OUTDATED_LINES + 10).map(name).collect();
+        register.say_here(&here, Some(true)).unwrap();
+        for more in 1..4 {
+            register.say_here(&here[..1], Some(true)).unwrap();
+            assert_eq!(register.logs.lock()[0].lines, 1 + here.len() + more);
+        }
     }
 
     #[test]
