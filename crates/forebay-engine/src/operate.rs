@@ -3,8 +3,11 @@
 
 use crate::{Engine, Head, ReadOptions, bytesio::blocking};
 use forebay_core::{Error, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use forebay_store::{Advisor, Part, Sources, Store, StoreStats, Wait};
-use std::{ops::Range, sync::Arc};
+use forebay_store::{Advisor, NewPin, Part, PinnedLater, Sources, Store, StoreStats, Wait};
+use std::{cell::RefCell, ops::Range, sync::Arc};
+
+/// Of a long list, so many names are changed before their pins are synced together.
+const PINS_TOGETHER: usize = 500;
 
 /// What can be done to the cached data of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,17 +203,28 @@ impl Engine {
     ) -> Result<Vec<(ObjectName, Result<u64>)>> {
         let store = self.cache()?.clone();
         blocking(move || {
+            let new: RefCell<Vec<NewPin>> = RefCell::default();
+            let pin = |name: &ObjectName, copies: u8| -> Result<u64> {
+                Ok(match store.pin_later(name, copies)? {
+                    PinnedLater::Before => 0,
+                    PinnedLater::Raised => 1,
+                    PinnedLater::New(pin) => {
+                        new.borrow_mut().push(pin);
+                        1
+                    }
+                })
+            };
             let change_one = |name: &ObjectName, change: CacheChange| -> Result<u64> {
                 let is_pinned = store.is_pinned(name);
                 Ok(match change {
                     CacheChange::Pin if dry_run => u64::from(!is_pinned),
                     // That of somebody else may not be on the disk yet.
-                    CacheChange::Pin => store.pin_on(name, 1).map(u64::from)?,
+                    CacheChange::Pin => pin(name, 1)?,
                     CacheChange::PinOn(copies) if dry_run => {
                         let has = is_pinned && store.copies_of_pin(name) >= copies;
                         u64::from(!has)
                     }
-                    CacheChange::PinOn(copies) => u64::from(store.pin_on(name, copies)?),
+                    CacheChange::PinOn(copies) => pin(name, copies)?,
                     CacheChange::Unpin if dry_run => u64::from(is_pinned),
                     CacheChange::Unpin => u64::from(store.unpin(name)),
                     CacheChange::Evict if is_pinned => 0,
@@ -218,11 +232,25 @@ impl Engine {
                     CacheChange::Evict => store.evict(name),
                 })
             };
-            let each = names.into_iter().map(|name| {
-                let done = each(&name, &|change| change_one(&name, change));
-                (name, done)
-            });
-            each.collect()
+            let (mut all, mut names) = (Vec::with_capacity(names.len()), names.into_iter());
+            while names.len() > 0 {
+                let from = all.len();
+                for name in names.by_ref().take(PINS_TOGETHER) {
+                    let done = each(&name, &|change| change_one(&name, change));
+                    all.push((name, done));
+                }
+                let pins = new.take();
+                for (pin, synced) in pins.iter().zip(store.sync_pins(&pins)) {
+                    let Err(e) = synced else {
+                        continue;
+                    };
+                    let of_pin = all[from..]
+                        .iter_mut()
+                        .filter(|(name, _)| name == pin.name());
+                    of_pin.for_each(|(_, done)| *done = Err(e.clone()));
+                }
+            }
+            all
         })
         .await
     }

@@ -1309,8 +1309,9 @@ async fn settle(app: &Arc<App>, names: Vec<ObjectName>) -> usize {
             let is_there = pin.is_some_and(|copies| copies >= said.copies);
             let is_mine =
                 || keepers(&cluster, name, said.size, said.copies).contains(&cluster.me().node);
-            match is_there || here == Some(false) || !is_mine() {
+            match here == Some(false) || (!is_there && !is_mine()) {
                 true => Ok(0),
+                // Also if it is there: somebody else may just be making it, and fail.
                 false => apply(change_of(CacheAction::Pin, said.copies)),
             }
         });

@@ -69,6 +69,7 @@ pub use advice::{Advisor, Cached, NextUse};
 pub use codec::{decode as decode_meta, encode as encode_meta};
 pub use config::{DirConfig, KEEP_FREE_DEFAULT_MAX_BYTES, StoreConfig, keep_free_of};
 pub use key::Part;
+pub use pins::{NewPin, PinnedLater};
 pub use read::{Wait, WouldWait};
 pub use record::BLOCK_BYTES;
 pub use sources::Sources;

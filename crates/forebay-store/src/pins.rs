@@ -38,6 +38,34 @@ struct Pin {
     object_cost: u64,
     /// On so many nodes.
     copies: u8,
+    /// 0 once its records are on the disk; until then the number of the [`NewPin`].
+    unsynced: u64,
+}
+
+/// A pin that is on the disk once [`Store::sync_pins`] has had it.
+#[derive(Debug)]
+pub struct NewPin {
+    name: ObjectName,
+    /// There may have been another pin of the name since.
+    number: u64,
+}
+
+impl NewPin {
+    /// What is pinned.
+    pub fn name(&self) -> &ObjectName {
+        &self.name
+    }
+}
+
+/// What [`Store::pin_later`] did.
+#[derive(Debug)]
+pub enum PinnedLater {
+    /// Nothing: it was pinned on as many nodes before.
+    Before,
+    /// It was pinned on fewer nodes before.
+    Raised,
+    /// It was not pinned before.
+    New(NewPin),
 }
 
 pub struct Pins {
@@ -46,6 +74,8 @@ pub struct Pins {
     cost: AtomicU64,
     /// Pins that want several nodes.
     mirrored: AtomicUsize,
+    /// Of the [`NewPin`]s, from 1.
+    next: AtomicU64,
     limit: u64,
     /// Held while a name is pinned or unpinned: what is in memory and what is on the disks change
     /// together. By hash.
@@ -84,6 +114,7 @@ impl Pins {
             count: AtomicUsize::new(0),
             cost: AtomicU64::new(0),
             mirrored: AtomicUsize::new(0),
+            next: AtomicU64::new(1),
             limit: capacity / 2,
             turns: (0..TURNS).map(|_| Mutex::new(())).collect(),
         }
@@ -141,6 +172,29 @@ impl Pins {
         }
     }
 
+    /// The number of the pin that is not on the disk yet; 0: there is none.
+    fn unsynced(&self, hash: u128) -> u64 {
+        self.map.read().get(&hash).map_or(0, |pin| pin.unsynced)
+    }
+
+    /// The pin with this number is on the disk.
+    fn synced(&self, hash: u128, number: u64) {
+        if let Some(pin) = self.map.write().get_mut(&hash)
+            && pin.unsynced == number
+        {
+            pin.unsynced = 0;
+        }
+    }
+
+    /// A pin is not on the disk yet: its number.
+    fn begins_unsynced(&self, hash: u128) -> u64 {
+        let number = self.next.fetch_add(1, Relaxed);
+        if let Some(pin) = self.map.write().get_mut(&hash) {
+            pin.unsynced = number;
+        }
+        number
+    }
+
     /// Adds a pin, with the cached version and what it costs. `Err`: what all pins would cost.
     pub fn add(
         &self,
@@ -168,6 +222,7 @@ impl Pins {
                 own_cost,
                 object_cost,
                 copies: copies.max(1),
+                unsynced: 0,
             },
         );
         self.mirrored.fetch_add(usize::from(copies > 1), Relaxed);
@@ -242,23 +297,81 @@ impl Store {
         let hash = name.hash128();
         let _turn = inner.pins.turn(hash);
         if inner.pins.contains(hash) {
-            let before = inner.pins.copies(hash);
-            if before >= copies {
-                return Ok(false);
-            }
-            // Known once it is durable.
-            if let Err(e) = inner.write_pin(name, copies, |_| false, true) {
-                // The next start would find the record: the number of before is written after it.
-                if let Err(again) = inner.write_pin(name, before, |_| false, true) {
-                    tracing::debug!(object = %name, error = %again, "what a pin was before is not \
-                        for certain on the disk");
-                }
-                return Err(e);
-            }
-            inner.pins.set_copies(hash, copies);
-            return Ok(true);
+            return self.raise_pin(name, copies);
         }
         self.add_pin(name, copies, true).map(|()| true)
+    }
+
+    /// As [`Store::pin_on`], but a pin of a name that had none may be lost until
+    /// [`Store::sync_pins`] has had it: that syncs many together.
+    ///
+    /// # Errors
+    /// As [`Store::pin`].
+    pub fn pin_later(&self, name: &ObjectName, copies: u8) -> Result<PinnedLater> {
+        let _open = self.inner.open_for_writes()?;
+        let pins = &self.inner.pins;
+        let hash = name.hash128();
+        let _turn = pins.turn(hash);
+        if pins.contains(hash) {
+            return Ok(match self.raise_pin(name, copies)? {
+                true => PinnedLater::Raised,
+                false => PinnedLater::Before,
+            });
+        }
+        self.add_pin(name, copies, false)?;
+        Ok(PinnedLater::New(NewPin {
+            name: name.clone(),
+            number: pins.begins_unsynced(hash),
+        }))
+    }
+
+    /// Makes new pins durable, with few syncs, and says of each whether it is. What cannot be synced is
+    /// no pin any more.
+    pub fn sync_pins(&self, new: &[NewPin]) -> Vec<Result<()>> {
+        let _open = match self.inner.open_for_writes() {
+            Ok(open) => open,
+            Err(e) => return new.iter().map(|_| Err(e.clone())).collect(),
+        };
+        let inner = &self.inner;
+        let mut synced = HashMap::new();
+        let sync = |NewPin { name, number }: &NewPin| {
+            let hash = name.hash128();
+            let _turn = inner.pins.turn(hash);
+            if inner.pins.unsynced(hash) != *number {
+                // Somebody else has synced it, or ended it.
+                return Ok(());
+            }
+            let done = inner.sync_pin(name, &mut synced);
+            match done {
+                Ok(()) => inner.pins.synced(hash, *number),
+                Err(_) => self.take_back(name),
+            }
+            done
+        };
+        new.iter().map(sync).collect()
+    }
+
+    /// Raises the number of nodes of a name that is pinned; whether that was less. Whoever calls has
+    /// the turn of the name.
+    fn raise_pin(&self, name: &ObjectName, copies: u8) -> Result<bool> {
+        let inner = &self.inner;
+        let hash = name.hash128();
+        inner.sync_begun(name)?;
+        let before = inner.pins.copies(hash);
+        if before >= copies {
+            return Ok(false);
+        }
+        // Known once it is durable.
+        if let Err(e) = inner.write_pin(name, copies, |_| false, true) {
+            // The next start would find the record: the number of before is written after it.
+            if let Err(again) = inner.write_pin(name, before, |_| false, true) {
+                tracing::debug!(object = %name, error = %again, "what a pin was before is not for \
+                    certain on the disk");
+            }
+            return Err(e);
+        }
+        inner.pins.set_copies(hash, copies);
+        Ok(true)
     }
 
     /// Pins many objects, as [`Store::pin`] does each, and says of each whether that changed anything.
@@ -277,7 +390,7 @@ impl Store {
         // Whoever takes several takes them in this order.
         let _turns: Vec<_> = inner.pins.turns.iter().map(|turn| turn.lock()).collect();
         let begin = |name: &ObjectName| match inner.pins.contains(name.hash128()) {
-            true => Ok(false),
+            true => inner.sync_begun(name).map(|()| false),
             false => self.add_pin(name, 1, false).map(|()| true),
         };
         let mut all: Vec<Result<bool>> = names.iter().map(begin).collect();
@@ -463,6 +576,16 @@ impl Inner {
             }
         }
         result
+    }
+
+    /// Makes a pin durable that somebody else is making.
+    fn sync_begun(&self, name: &ObjectName) -> Result<()> {
+        let number = self.pins.unsynced(name.hash128());
+        if number > 0 {
+            self.sync_pin(name, &mut HashMap::new())?;
+            self.pins.synced(name.hash128(), number);
+        }
+        Ok(())
     }
 
     /// Makes the record of `key` durable, and the name of the file that it is in: others may have gone

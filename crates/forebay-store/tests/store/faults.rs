@@ -3,7 +3,7 @@
 use crate::common::*;
 use forebay_core::{ErrorKind, limits::CHUNK_BYTES};
 use forebay_store::{
-    DirState, Part, Store, StoreConfig, Wait,
+    DirState, Part, PinnedLater, Store, StoreConfig, Wait,
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
@@ -84,6 +84,42 @@ fn a_list_of_pins_is_synced_together() {
     assert!(names.iter().all(|name| store.is_pinned(name)));
     assert!(store.is_pinned(&name("z")) && !store.is_pinned(&name("w")));
     assert!(!store.is_pinned(&lost[0]) && !store.is_pinned(&lost[1]));
+}
+
+#[test]
+fn pins_that_are_made_one_by_one_can_be_synced_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    let later = |key: &str| match store.pin_later(&name(key), 2).unwrap() {
+        PinnedLater::New(pin) => pin,
+        other => panic!("{other:?}"),
+    };
+    faults.add(Rule::new(Op::Sync, Fault::Skip));
+    let pins: Vec<_> = (0..300).map(|i| later(&format!("p{i}"))).collect();
+    assert_eq!(faults.happened(), 0);
+    // Whoever finds one answers when it is on the disk.
+    assert!(!store.pin_on(&name("p7"), 1).unwrap());
+    assert_eq!(faults.happened(), 2, "the file and the directory");
+    let again = store.pin_later(&name("p7"), 2).unwrap();
+    assert!(matches!(again, PinnedLater::Before));
+    assert!(store.unpin(&name("p8")));
+    assert!(store.sync_pins(&pins).iter().all(Result::is_ok));
+    assert!(faults.happened() < 10, "{}", faults.happened());
+    assert!(!store.is_pinned(&name("p8")));
+    // What cannot be synced is no pin, for whoever made it and for whoever finds it.
+    faults.clear();
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
+    let lost = later("lost");
+    assert!(store.pin(&name("lost")).is_err());
+    assert!(store.sync_pins(&[lost])[0].is_err());
+    assert!(!store.is_pinned(&name("lost")));
+    faults.clear();
+    drop(store);
+    let store = open(&config);
+    assert_eq!(store.pinned_on().len(), 299);
+    assert!(store.pinned_on().iter().all(|(_, copies)| *copies == 2));
+    assert!(!store.is_pinned(&name("p8")) && !store.is_pinned(&name("lost")));
 }
 
 #[test]
