@@ -4,7 +4,7 @@
 //!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
 //!   it that are not known to be on disk. Before a delete is, the directory is synced from which
-//!   the last name went.
+//!   the last name went, also by a delete that finds that another one has just removed the file.
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
@@ -69,6 +69,8 @@ struct Root {
     changes: forebay_core::sync::RwLock<()>,
     /// Directories whose names, like those of all directories above them, are known to be on disk.
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
+    /// The files of deletes that have not synced yet, once for each delete.
+    removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
     listings: list::Listings,
     threads: Threads,
     /// The directories that were synced after a removal.
@@ -123,6 +125,7 @@ impl LocalOrigin {
             description,
             changes: Default::default(),
             synced: Default::default(),
+            removing: Default::default(),
             listings: Default::default(),
             threads,
             #[cfg(test)]
@@ -490,6 +493,34 @@ impl Root {
     }
 }
 
+/// A delete under way: from before it removes its file until that is on the disk.
+struct Removing<'a> {
+    root: &'a Root,
+    path: &'a Path,
+}
+
+impl<'a> Removing<'a> {
+    fn begin(root: &'a Root, path: &'a Path) -> Self {
+        root.removing.lock().push(path.to_owned());
+        Self { root, path }
+    }
+
+    /// Whether another delete of this file is under way.
+    fn is_by_another(&self) -> bool {
+        let removing = self.root.removing.lock();
+        removing.iter().filter(|p| *p == self.path).count() > 1
+    }
+}
+
+impl Drop for Removing<'_> {
+    fn drop(&mut self) {
+        let mut removing = self.root.removing.lock();
+        if let Some(at) = removing.iter().position(|p| p == self.path) {
+            removing.swap_remove(at);
+        }
+    }
+}
+
 /// A file that is removed when dropped, unless it was moved to its place.
 struct Unfinished {
     path: PathBuf,
@@ -649,14 +680,24 @@ impl Origin for LocalOrigin {
                 Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
                 Err(e) => return Err(e),
             };
+            let parent = path.parent().unwrap_or(&root.path);
+            // What was acknowledged as deleted does not come back after a crash.
+            let sync = |dir: &Path| {
+                root.sync_removal(dir)
+                    .map_err(|e| failure::from_io(root.site("delete", &key), e))
+            };
+            let removing = Removing::begin(root, &path);
             let shared = root.changes.read();
             match fs::remove_file(&path) {
                 Ok(()) => {
-                    let left = root.prune(path.parent().unwrap_or(&root.path));
+                    let left = root.prune(parent);
                     drop(shared);
-                    // What was acknowledged as deleted does not come back after a crash.
-                    root.sync_removal(left)
-                        .map_err(|e| failure::from_io(root.site("delete", &key), e))
+                    sync(left)
+                }
+                // The other one may have removed it, and not be on the disk yet.
+                Err(e) if e.kind() == io::ErrorKind::NotFound && removing.is_by_another() => {
+                    drop(shared);
+                    sync(parent)
                 }
                 Err(e)
                     if matches!(
@@ -958,6 +999,30 @@ mod tests {
         // And a write after it.
         put(&origin, "a").await.unwrap().unwrap();
         origin.0.sync_removal(&root.join("a/b")).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_delete_of_what_another_one_removes_is_on_the_disk_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let root = origin.0.path.clone();
+        for key in ["a/b", "a/c"] {
+            put(&origin, key).await.unwrap().unwrap();
+        }
+        let synced = || origin.0.removals.lock().len();
+        // Another delete has removed the file and has not synced its directory.
+        let path = root.join("a/b");
+        let other = Removing::begin(&origin.0, &path);
+        fs::remove_file(&path).unwrap();
+        origin.delete("a/b").await.unwrap();
+        assert_eq!(*origin.0.removals.lock(), [root.join("a")]);
+        // It is about something else.
+        origin.delete("a/none").await.unwrap();
+        assert_eq!(synced(), 1);
+        drop(other);
+        origin.delete("a/b").await.unwrap();
+        assert_eq!(synced(), 1);
+        assert!(origin.0.removing.lock().is_empty());
     }
 
     #[tokio::test]
