@@ -595,7 +595,7 @@ impl Origin for AzureOrigin {
         Ok(UploadedPart {
             number,
             etag: format!("\"{block}\""),
-            size,
+            size: Some(size),
         })
     }
 

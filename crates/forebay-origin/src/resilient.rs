@@ -143,7 +143,7 @@ impl Resilient {
 
 /// By what an object is known that was made of parts.
 struct Made {
-    /// `None`: parts that came through another node, or before a restart, are told without theirs.
+    /// `None`: that of a part is not known.
     size: Option<u64>,
     /// What S3 makes of the MD5s of the parts. `None`: their ETags are no MD5s.
     etag: Option<String>,
@@ -151,8 +151,6 @@ struct Made {
 
 impl Made {
     fn of(parts: &[UploadedPart]) -> Self {
-        let sizes = parts.iter().map(|p| p.size);
-        let is_known = !parts.iter().any(|p| p.size == 0);
         let mut md5 = Md5::new();
         let all = parts.iter().try_for_each(|part| {
             let etag = part.etag.trim_matches('"');
@@ -167,7 +165,7 @@ impl Made {
             format!("{hex}-{}", parts.len())
         });
         Made {
-            size: is_known.then(|| sizes.sum()),
+            size: parts.iter().map(|p| p.size).sum(),
             etag,
         }
     }

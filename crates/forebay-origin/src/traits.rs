@@ -112,8 +112,9 @@ pub struct UploadedPart {
     pub number: u32,
     /// As the origin gave it; needed when the upload is completed.
     pub etag: String,
-    /// Bytes.
-    pub size: u64,
+    /// Bytes. `None`: nobody here knows how many; the part came through another node, or before a
+    /// restart.
+    pub size: Option<u64>,
 }
 
 /// Where a bucket is in an S3 service.

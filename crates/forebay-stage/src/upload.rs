@@ -118,7 +118,7 @@ impl<'a> Upload<'a> {
             let parts = parts.map(|(number, (etag, size))| UploadedPart {
                 number: *number,
                 etag: etag.clone(),
-                size: *size,
+                size: Some(*size),
             });
             parts.collect::<Vec<_>>()
         };

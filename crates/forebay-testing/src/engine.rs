@@ -324,7 +324,7 @@ impl Origin for MemoryOrigin {
         Ok(UploadedPart {
             number,
             etag: format!("p{number}"),
-            size,
+            size: Some(size),
         })
     }
 

@@ -114,7 +114,11 @@ pub(super) fn add_part(
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(gone(upload)),
         Err(e) => return Err(failure::from_io(site, e)),
     }
-    Ok(UploadedPart { number, etag, size })
+    Ok(UploadedPart {
+        number,
+        etag,
+        size: Some(size),
+    })
 }
 
 fn part_etag(file: &File) -> io::Result<String> {

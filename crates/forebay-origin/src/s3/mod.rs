@@ -568,7 +568,11 @@ impl Origin for S3Origin {
                 self.description
             ))
         })?;
-        Ok(UploadedPart { number, etag, size })
+        Ok(UploadedPart {
+            number,
+            etag,
+            size: Some(size),
+        })
     }
 
     async fn complete_upload(

@@ -219,7 +219,7 @@ impl Ops {
                 parts.push(UploadedPart {
                     number,
                     etag: sent,
-                    size: 0,
+                    size: None,
                 });
                 continue;
             };
@@ -249,7 +249,7 @@ impl Ops {
             parts.push(stored.part.clone());
         }
         if let (Some(expected), true) = (input.mpu_object_size, are_known) {
-            let total: u64 = parts.iter().map(|p| p.size).sum();
+            let total: u64 = parts.iter().filter_map(|p| p.size).sum();
             if i64::try_from(total) != Ok(expected) {
                 return Err(refuse(
                     "InvalidRequest",
@@ -388,7 +388,7 @@ fn listed_part(stored: &StoredPart) -> Part {
     Part {
         part_number: Some(stored.part.number as i32),
         e_tag: etag(Some(&stored.part.etag)),
-        size: Some(stored.part.size as i64),
+        size: stored.part.size.map(|bytes| bytes as i64),
         last_modified: Some(timestamp(stored.stored_ms)),
         checksum_crc32: sums.checksum_crc32,
         checksum_crc32c: sums.checksum_crc32c,

@@ -693,8 +693,8 @@ mod tests {
         appends.append(&handle, None, body(&rest)).await.unwrap();
         {
             let state = handle.state.lock().await;
-            let sizes: Vec<u64> = state.parts.iter().map(|p| p.size).collect();
-            assert_eq!(sizes, [PART_BYTES as u64; 2]);
+            let sizes: Vec<_> = state.parts.iter().map(|p| p.size).collect();
+            assert_eq!(sizes, [Some(PART_BYTES as u64); 2]);
         }
         Arc::clone(&appends).flush(handle.clone()).await.unwrap();
         let stored = b.origin.objects.lock()["k"].0.clone();

@@ -321,7 +321,7 @@ async fn parts(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
     let (first, second) = futures::join!(send(0, piece(0)), send(1, piece(1)));
     let (first, second) = (first?, second?);
     ensure!(
-        second.number == 2 && second.size == p.part_bytes as u64,
+        second.number == 2 && second.size == Some(p.part_bytes as u64),
         "the second part is {second:?}"
     );
     let done = o

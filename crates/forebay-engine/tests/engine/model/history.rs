@@ -328,7 +328,7 @@ impl Origin for History {
         Ok(UploadedPart {
             number,
             etag: format!("p{number}"),
-            size,
+            size: Some(size),
         })
     }
 
