@@ -483,6 +483,7 @@ impl Engine {
             if_match: meta.etag.clone(),
             if_none_match: None,
             version: Some(meta.clone()),
+            continues: self.continues,
         };
         let changed = || {
             Error::version_changed(format!(

@@ -128,6 +128,8 @@ pub struct Engine {
     for_peers: bool,
     /// Whether what other nodes fetch for it is kept in any case (`peers.rs`).
     for_disk: bool,
+    /// Whether it reads on for a reader to whom bytes from an origin have come (`sequential.rs`).
+    continues: bool,
 }
 
 struct Inner {
@@ -202,6 +204,7 @@ impl Engine {
             }),
             for_peers: false,
             for_disk: false,
+            continues: false,
         }
     }
 

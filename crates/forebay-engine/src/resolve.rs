@@ -479,6 +479,7 @@ impl Engine {
                     if_match: None,
                     if_none_match,
                     version: None,
+                    continues: false,
                 },
             )
             .await

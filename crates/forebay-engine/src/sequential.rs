@@ -9,6 +9,11 @@
 //!
 //! What other nodes have, and is not kept here, passes (`passing.rs`).
 //!
+//! To a reader, the runs are one read: once bytes have come from the origin, those that follow are
+//! not refused at once because others find that it does not answer ([`GetRequest::continues`]).
+//!
+//! [`GetRequest::continues`]: forebay_origin::GetRequest::continues
+//!
 //! Invariant: the pieces follow each other without a gap, all of one version.
 
 use crate::{
@@ -99,6 +104,14 @@ impl Sequential {
 
     /// The next piece, or `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<(Bytes, Source)>> {
+        let next = self.next_piece().await?;
+        if let Some((_, Source::Origin)) = &next {
+            self.engine.continues = true;
+        }
+        Ok(next)
+    }
+
+    async fn next_piece(&mut self) -> Result<Option<(Bytes, Source)>> {
         while self.brings && !self.left.is_empty() {
             let index = (self.left.start / CHUNK_BYTES) as u32;
             let engine = &self.engine;
@@ -153,7 +166,7 @@ impl Sequential {
             let (engine, left) = (&self.engine, self.left.clone());
             self.passing = engine.pass(&self.name, &self.meta, left);
             if self.passing.is_some() {
-                return Box::pin(self.next()).await;
+                return Box::pin(self.next_piece()).await;
             }
         }
         // What this reader's own run has brought is not here any more, or was not kept.
@@ -169,7 +182,7 @@ impl Sequential {
             let range = self.left.start..end;
             let body = self.engine.open_run(&self.name, &self.meta, range).await?;
             self.past_cache = Some((body, end));
-            return Box::pin(self.next()).await;
+            return Box::pin(self.next_piece()).await;
         }
         let half = self.engine.run_chunks() / 2;
         self.runs

@@ -9,8 +9,8 @@
 //! - *Open*: requests fail at once, with the time until the next probe. After a pause, which
 //!   doubles from [`PAUSE_FIRST`] to [`PAUSE_LONGEST`], one request is let through as a probe;
 //!   until it ends, the others continue to fail. The next attempt of a request that was under way
-//!   when the circuit opened, or the continuation of a body that was, may be the probe without a
-//!   pause: a single broken connection costs that request no more than before.
+//!   when the circuit opened, or the continuation of a body or of a read that was, may be the probe
+//!   without a pause: a single broken connection costs that request no more than before.
 //! - Any answer closes it: an object, a byte of a body in progress, a "not found".
 //!
 //! One circuit is shared by all buckets behind one address, because it says whether the service
@@ -80,7 +80,7 @@ struct Open {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     First,
-    /// An attempt after one that failed, or after a body that broke off.
+    /// An attempt after one that failed, or for what follows bytes that have come.
     Next,
 }
 

@@ -10,7 +10,8 @@
 //!   time) is compared in any case. If the object has changed by now, the body ends with
 //!   `VersionChanged`: a reader never gets bytes of two versions. If the origin names no version, a
 //!   broken body is not continued. While the origin does not answer at all, a body waits for its turn
-//!   to ask, as often as a request is sent again.
+//!   to ask, as often as a request is sent again; and so does a request for what follows bytes that
+//!   a reader has had ([`GetRequest::continues`]).
 //! - Writes are repeated only if their body can be: it is held in memory up to
 //!   [`REPEATABLE_BODY_MAX_BYTES`]; longer objects are written in parts, which are held, and a
 //!   longer part of a client's own upload has one attempt.
@@ -181,6 +182,18 @@ impl Shared {
         self.circuit
             .admit(attempt, || self.inner.describe())
             .inspect_err(|_| self.counters.refuse())
+    }
+
+    /// Permission to ask for what follows bytes that have come: [`Body::admitted`] for a request of
+    /// its own.
+    async fn admit_next(&self) -> Result<Admission> {
+        let mut attempts = Attempts::begin(&self.policy);
+        loop {
+            match self.admit(Attempt::Next) {
+                Ok(admission) => return Ok(admission),
+                Err(refused) => attempts.again(refused).await?,
+            }
+        }
     }
 
     /// Call this before work that would be useless if the origin fails.
@@ -402,10 +415,14 @@ impl Origin for Resilient {
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
-        let answer = self
-            .0
-            .simple(|| self.0.inner.get(key, request.clone()))
-            .await?;
+        let send = || self.0.inner.get(key, request.clone());
+        let answer = match request.continues {
+            true => {
+                let admission = self.0.admit_next().await?;
+                self.0.repeat_admitted(admission, &mut 0, send).await?
+            }
+            false => self.0.simple(send).await?,
+        };
         let GetResponse {
             meta,
             age_secs,

@@ -23,6 +23,9 @@ pub struct GetRequest {
     /// What is known of the version that is read. Nodes of a cluster know bytes by it; buckets do
     /// without.
     pub version: Option<Arc<ObjectMeta>>,
+    /// Whether the reader has had bytes from before these: while the origin does not answer others,
+    /// this request waits for its turn to ask, like the rest of a body that broke off.
+    pub continues: bool,
 }
 
 /// An object, or a part of it, being read.

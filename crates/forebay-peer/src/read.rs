@@ -28,6 +28,7 @@ pub(crate) async fn get(
         (Some(meta), Some(range)) => {
             let (meta, range) = (meta.clone(), range.clone());
             let mut rest = Rest::new(origin, key, meta, range)?;
+            rest.of.continues = request.continues;
             // Its first bytes, or why there are none, are known before there is an answer.
             let first = rest.next().await?;
             let range = rest.range.clone();
@@ -292,6 +293,8 @@ struct OneVersion {
     cluster: Arc<Cluster>,
     name: ObjectName,
     meta: Arc<ObjectMeta>,
+    /// As the reader's request says ([`GetRequest::continues`]).
+    continues: bool,
 }
 
 /// What remains to be read of one version.
@@ -322,6 +325,7 @@ impl Rest {
                 cluster: origin.cluster.clone(),
                 name: ObjectName::new(origin.bucket.as_str(), key)?,
                 meta,
+                continues: false,
             },
             as_owner: origin.as_owner,
             part_end: range.start,
@@ -518,6 +522,7 @@ impl OneVersion {
         let request = GetRequest {
             range: Some(range.clone()),
             if_match: self.meta.etag.clone(),
+            continues: self.continues,
             ..GetRequest::default()
         };
         let response = self.inner.get(self.name.key(), request).await;

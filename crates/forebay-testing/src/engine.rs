@@ -30,6 +30,8 @@ pub struct MemoryOrigin {
     pub objects: Mutex<BTreeMap<String, (Bytes, ObjectMeta)>>,
     /// The gets so far: key and range.
     pub gets: Mutex<Vec<(String, Option<Range<u64>>)>>,
+    /// The ranges of those that continue a read.
+    pub continued: Mutex<Vec<Range<u64>>>,
     /// The number of heads so far.
     pub heads: AtomicU64,
     /// Bytes of the bodies that were started so far, whether or not they were completed.
@@ -158,6 +160,9 @@ impl Origin for MemoryOrigin {
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
         self.gets.lock().push((key.into(), request.range.clone()));
+        if request.continues {
+            self.continued.lock().extend(request.range.clone());
+        }
         self.asked.send_modify(|n| *n += 1);
         let mut asked = self.asked.subscribe();
         let so_far = *asked.borrow_and_update();

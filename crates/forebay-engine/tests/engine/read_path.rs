@@ -49,6 +49,22 @@ async fn a_small_object_costs_one_request_and_then_none_and_then_a_revalidation(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn runs_after_what_came_from_the_origin_continue_the_read() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", noise(20 * MIB, 1));
+    assert!(b.get("a").await.unwrap().0 == noise(20 * MIB, 1));
+    let continued = b.origin.continued.lock().clone();
+    assert!(
+        continued.iter().any(|range| range.end == 20 * MIB as u64),
+        "{continued:?}"
+    );
+    assert!(
+        continued.iter().all(|range| range.start > 0),
+        "{continued:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn freshness_always_and_immutable() {
     let b = Bench::new(Freshness::Always);
     b.origin.set("a", "one");

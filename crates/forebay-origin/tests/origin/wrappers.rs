@@ -596,6 +596,40 @@ async fn bodies_that_are_silent_for_a_while_are_continued_though_they_opened_the
 }
 
 #[tokio::test]
+async fn what_continues_a_read_waits_for_its_turn_though_the_circuit_is_open() {
+    let b = bench().await;
+    let circuit = closed();
+    let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
+    let timed = Arc::new(Timed::new(faulty, IDLE, circuit.clone()));
+    let once = RetryPolicy {
+        attempts: 1,
+        ..policy()
+    };
+    let others = Resilient::new(timed.clone(), once, b.counters.clone(), circuit.clone());
+    let origin = Resilient::new(timed, policy(), b.counters.clone(), circuit.clone());
+    b.faults.next(Operation::Head, Fault::Stall);
+    assert!(others.head("a").await.is_err());
+    let part = GetRequest {
+        range: Some(500_000..SIZE as u64),
+        ..Default::default()
+    };
+    let refused = read(&origin, "a", part.clone()).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(b.faults.calls(Operation::Get), 0);
+    let next = GetRequest {
+        continues: true,
+        ..part
+    };
+    // One finds out whether the origin answers again, and the others wait for that.
+    (0..3).for_each(|_| b.faults.next(Operation::Get, Fault::Delay(IDLE / 2)));
+    let reads = (0..3).map(|_| read(&origin, "a", next.clone()));
+    for bytes in futures::future::join_all(reads).await {
+        assert_eq!(bytes.unwrap(), b.content[500_000..]);
+    }
+    assert!(!circuit.is_open());
+}
+
+#[tokio::test]
 async fn what_a_client_breaks_off_does_not_open_the_circuit() {
     let b = bench().await;
     let circuit = closed();
