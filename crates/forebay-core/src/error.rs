@@ -44,6 +44,8 @@ kinds! {
     Invalid, "invalid", 400;
     /// The request names an archive format that this node does not know.
     UnknownFormat, "unknown_format", 400;
+    /// A part of an upload, not the last one, is smaller than its origin takes.
+    TooSmall, "too_small", 400;
     /// No credentials, or wrong ones. (S3: 403.)
     Unauthenticated, "unauthenticated", 401;
     /// The credentials, or the origin's, do not allow it.

@@ -156,6 +156,7 @@ pub(crate) fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
         }
         "RequestTimeout" | "OperationTimedOut" => return Timeout,
         "EntityTooLarge" => return TooLarge,
+        "EntityTooSmall" => return TooSmall,
         "NotImplemented" => return Unsupported,
         // The node's own credentials are wrong or stale: the client is not at fault, so this is not
         // `Unauthenticated`.
@@ -340,6 +341,7 @@ mod tests {
             (504, "", ErrorKind::Timeout),
             (501, "NotImplemented", ErrorKind::Unsupported),
             (400, "MalformedXML", ErrorKind::Invalid),
+            (400, "EntityTooSmall", ErrorKind::TooSmall),
         ] {
             let e = map(status, &xml(code));
             assert_eq!(e.kind(), kind, "{status} {code}");

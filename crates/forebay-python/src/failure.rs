@@ -62,7 +62,9 @@ impl Class {
 
     fn of(kind: ErrorKind) -> Class {
         match kind {
-            ErrorKind::Invalid | ErrorKind::UnknownFormat => Class::InvalidRequest,
+            ErrorKind::Invalid | ErrorKind::UnknownFormat | ErrorKind::TooSmall => {
+                Class::InvalidRequest
+            }
             ErrorKind::Unauthenticated => Class::Unauthenticated,
             ErrorKind::PermissionDenied => Class::PermissionDenied,
             ErrorKind::NotFound | ErrorKind::BucketNotFound => Class::NotFound,

@@ -131,7 +131,7 @@ impl<'a> Upload<'a> {
         let done = to_its_end(self.inner, self.entry, complete).await;
         // The origin does not have the parts that are noted here, or does not take them.
         if let Err(e) = &done
-            && e.kind() == ErrorKind::Invalid
+            && matches!(e.kind(), ErrorKind::Invalid | ErrorKind::TooSmall)
         {
             self.note_refusal(e).await?;
         }

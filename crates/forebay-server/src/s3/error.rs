@@ -29,6 +29,7 @@ fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
         Busy => ("SlowDown", StatusCode::SERVICE_UNAVAILABLE),
         VersionChanged | ShuttingDown => ("ServiceUnavailable", StatusCode::SERVICE_UNAVAILABLE),
         TooLarge => ("EntityTooLarge", StatusCode::BAD_REQUEST),
+        TooSmall => ("EntityTooSmall", StatusCode::BAD_REQUEST),
         // Clients retry 5xx. S3 itself has no gateway statuses, so the code says what happened and
         // the status is HTTP's.
         Timeout => ("GatewayTimeout", StatusCode::GATEWAY_TIMEOUT),

@@ -44,9 +44,19 @@ async fn node_before(server: &Scripted, settings: &[(&str, &str)]) -> TestNode {
 
 /// The same, with these settings of the origin.
 async fn node_with(server: &Scripted, origin: &str, settings: &[(&str, &str)]) -> TestNode {
+    node_at(server, "s3://data", origin, settings).await
+}
+
+/// The same, with this address of the bucket.
+async fn node_at(
+    server: &Scripted,
+    url: &str,
+    origin: &str,
+    settings: &[(&str, &str)],
+) -> TestNode {
     let dir = tempfile::tempdir().unwrap();
     let origin = format!(
-        "[{{name = \"data\", url = \"s3://data\", endpoint = \"{}\", anonymous = true, \
+        "[{{name = \"data\", url = \"{url}\", endpoint = \"{}\", anonymous = true, \
          attempts = 1, {origin}}}]",
         server.address()
     );
@@ -382,4 +392,43 @@ async fn buckets_are_summed_up_and_emptied_by_whole_pages() {
         .await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!((removed.load(Relaxed), pages()), (KEYS, 2));
+}
+
+/// Uploads to a prefix of a bucket are not passed on as they are.
+#[tokio::test]
+async fn a_part_that_is_too_small_for_the_origin_is_told_as_that() {
+    let server = Scripted::start(|request, _| match &*request.method {
+        "POST" if request.path.contains("uploads") => Reply::new(
+            200,
+            "<InitiateMultipartUploadResult><UploadId>id</UploadId>\
+             </InitiateMultipartUploadResult>",
+        ),
+        "PUT" => Reply::new(200, "").header("ETag", "\"p\""),
+        _ => Reply::new(400, "<Error><Code>EntityTooSmall</Code></Error>"),
+    })
+    .await;
+    let n = node_at(&server, "s3://data/prefix", "idle_timeout = \"5s\"", &[]).await;
+    let mut c = n.client().await;
+    let begun = c.send(Method::POST, "/data/up?uploads", &[], "").await;
+    assert_eq!(begun.status, StatusCode::OK, "{}", begun.text());
+    for number in [1, 2] {
+        let part = format!("/data/up?partNumber={number}&uploadId=id");
+        let sent = c.put(&part, &[], "small").await;
+        assert_eq!(sent.status, StatusCode::OK, "{}", sent.text());
+    }
+    // The third came through another node.
+    for last in [2, 3] {
+        let parts: String = [1, last]
+            .map(|n| format!("<Part><PartNumber>{n}</PartNumber><ETag>\"p\"</ETag></Part>"))
+            .concat();
+        let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
+        let end = "/data/up?uploadId=id";
+        let a = c.send(Method::POST, end, &[], body).await;
+        assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
+        assert!(
+            a.text().contains("<Code>EntityTooSmall</Code>"),
+            "{}",
+            a.text()
+        );
+    }
 }
