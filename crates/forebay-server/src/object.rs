@@ -10,6 +10,7 @@ use forebay_core::{
 use forebay_engine::{Conditions, Engine, ReadOptions, Unmodified};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use std::{
+    borrow::Cow,
     ops::Range,
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
@@ -29,12 +30,13 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
-    // A list may come in several lines.
+    // A list may come in several lines. One that is no text is a list all the same, of ETags that no
+    // object has.
     let list = |name: HeaderName| {
-        let lines: Vec<&str> = headers
+        let lines: Vec<Cow<'_, str>> = headers
             .get_all(name)
             .iter()
-            .filter_map(|v| v.to_str().ok())
+            .map(|v| String::from_utf8_lossy(v.as_bytes()))
             .filter(|v| !v.trim().is_empty())
             .collect();
         (!lines.is_empty()).then(|| lines.join(", "))
@@ -388,6 +390,29 @@ mod tests {
                 .to_string();
             assert_eq!(http_date(ms), slow);
         }
+    }
+
+    #[test]
+    fn a_condition_that_is_no_text_does_not_hold() {
+        let meta = ObjectMeta {
+            size: 1,
+            etag: Some("\"e\"".into()),
+            last_modified_ms: 0,
+            attributes: Attributes::default(),
+        };
+        let mut headers = HeaderMap::new();
+        let strange = HeaderValue::from_bytes(b"\"\xe9\"").unwrap();
+        headers.insert(header::IF_MATCH, strange.clone());
+        let check = |headers: &HeaderMap| {
+            let checked = read_options(headers).conditions.check(&meta);
+            checked.map_err(|e| e.kind())
+        };
+        assert_eq!(check(&headers), Err(ErrorKind::PreconditionFailed));
+        headers.append(header::IF_MATCH, HeaderValue::from_static("\"e\""));
+        assert_eq!(check(&headers), Ok(()));
+        headers.remove(header::IF_MATCH);
+        headers.insert(header::IF_NONE_MATCH, strange);
+        assert_eq!(check(&headers), Ok(()));
     }
 
     #[test]

@@ -109,12 +109,20 @@ impl Source {
     }
 }
 
-fn text(headers: &HeaderMap, name: &str) -> Option<String> {
-    headers
-        .get(name)
-        .and_then(|v| v.to_str().ok())
-        .map(|v| v.trim().to_owned())
-        .filter(|v| !v.is_empty())
+/// A header's value, if it has any.
+///
+/// # Errors
+/// `Invalid` if it is no text: what it asks for would be left out.
+fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>> {
+    let value = headers.get(name).map(|v| utf8(name, v)).transpose()?;
+    Ok(value.map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()))
+}
+
+fn utf8<'a>(name: &str, value: &'a HeaderValue) -> Result<&'a str> {
+    std::str::from_utf8(value.as_bytes()).map_err(|_| {
+        Error::invalid(format!("the header {name} is not UTF-8"))
+            .hint("send text of other languages as UTF-8")
+    })
 }
 
 /// Reads what is at the origin, not what the node knows of it.
@@ -128,12 +136,12 @@ fn current() -> ReadOptions {
 /// Checks the conditions on the source. One that does not hold is `PreconditionFailed`, even where
 /// a read would be "not modified".
 fn check_conditions(headers: &HeaderMap, source: &ObjectMeta) -> Result<(), Refusal> {
-    let date = |name| text(headers, name).and_then(|t| object::parse_http_date(&t));
+    let date = |name| text(headers, name).map(|t| t.and_then(|t| object::parse_http_date(&t)));
     let conditions = Conditions {
-        if_match: text(headers, "x-amz-copy-source-if-match"),
-        if_none_match: text(headers, "x-amz-copy-source-if-none-match"),
-        if_modified_since_ms: date("x-amz-copy-source-if-modified-since"),
-        if_unmodified_since_ms: date("x-amz-copy-source-if-unmodified-since"),
+        if_match: text(headers, "x-amz-copy-source-if-match")?,
+        if_none_match: text(headers, "x-amz-copy-source-if-none-match")?,
+        if_modified_since_ms: date("x-amz-copy-source-if-modified-since")?,
+        if_unmodified_since_ms: date("x-amz-copy-source-if-unmodified-since")?,
     };
     conditions.check(source).map_err(|e| {
         let header = match e.kind() {
@@ -166,7 +174,8 @@ fn target_condition(headers: &HeaderMap) -> Result<PutCondition> {
     // One that is no text is not taken for none.
     let has_none = |name| error::condition(headers, &[name]).is_none();
     let (no_none_match, no_match) = (has_none("If-None-Match"), has_none("If-Match"));
-    match (text(headers, "if-none-match"), text(headers, "if-match")) {
+    let told = |name| text(headers, name).ok().flatten();
+    match (told("if-none-match"), told("if-match")) {
         (None, None) if no_none_match && no_match => Ok(PutCondition::Always),
         (Some(any), None) if no_match && any == "*" => Ok(PutCondition::IfAbsent),
         (None, Some(etag)) if no_none_match && is_one && is_etag(&etag) => {
@@ -180,29 +189,28 @@ fn target_condition(headers: &HeaderMap) -> Result<PutCondition> {
 }
 
 /// The attributes that a request's headers give to an object.
-fn attributes(headers: &HeaderMap) -> Attributes {
-    let mut user: Vec<(String, String)> = headers
-        .iter()
-        .filter_map(|(name, value)| {
-            let name = name.as_str().strip_prefix("x-amz-meta-")?;
-            Some((name.to_owned(), value.to_str().ok()?.to_owned()))
-        })
-        .collect();
-    user.sort();
-    Attributes {
-        content_type: text(headers, "content-type"),
-        content_encoding: content_encoding(text(headers, "content-encoding")),
-        content_language: text(headers, "content-language"),
-        content_disposition: text(headers, "content-disposition"),
-        cache_control: text(headers, "cache-control"),
-        storage_class: text(headers, "x-amz-storage-class"),
-        user,
+fn attributes(headers: &HeaderMap) -> Result<Attributes> {
+    let mut user = Vec::new();
+    for (name, value) in headers {
+        if let Some(key) = name.as_str().strip_prefix("x-amz-meta-") {
+            user.push((key.to_owned(), utf8(name.as_str(), value)?.to_owned()));
+        }
     }
+    user.sort();
+    Ok(Attributes {
+        content_type: text(headers, "content-type")?,
+        content_encoding: content_encoding(text(headers, "content-encoding")?),
+        content_language: text(headers, "content-language")?,
+        content_disposition: text(headers, "content-disposition")?,
+        cache_control: text(headers, "cache-control")?,
+        storage_class: text(headers, "x-amz-storage-class")?,
+        user,
+    })
 }
 
 /// The range of the source that a part is copied from. Both of its ends must be given.
 fn source_range(headers: &HeaderMap) -> Result<Option<(u64, ByteRange)>> {
-    let Some(sent) = text(headers, SOURCE_RANGE) else {
+    let Some(sent) = text(headers, SOURCE_RANGE)? else {
         return Ok(None);
     };
     let ends = sent.strip_prefix("bytes=").and_then(|r| r.split_once('-'));
@@ -269,8 +277,8 @@ impl Ops {
     ) -> Result<Response<AnswerBody>, Refusal> {
         let now = self.engine.head(&source.name, &current()).await?.meta;
         check_conditions(headers, &now)?;
-        let storage_class = text(headers, "x-amz-storage-class");
-        let attributes = match text(headers, "x-amz-metadata-directive").as_deref() {
+        let storage_class = text(headers, "x-amz-storage-class")?;
+        let attributes = match text(headers, "x-amz-metadata-directive")?.as_deref() {
             None | Some("COPY") if source.name == *to && storage_class.is_none() => {
                 let e = Error::invalid("a copy of an object onto itself that changes nothing")
                     .hint("use x-amz-metadata-directive: REPLACE");
@@ -280,7 +288,7 @@ impl Ops {
                 storage_class: storage_class.or(now.attributes.storage_class.clone()),
                 ..now.attributes.clone()
             },
-            Some("REPLACE") => attributes(headers),
+            Some("REPLACE") => attributes(headers)?,
             Some(other) => {
                 let e = Error::invalid(format!("x-amz-metadata-directive: {other:?}"));
                 return Err(e.hint("COPY or REPLACE").into());
@@ -454,6 +462,41 @@ mod tests {
         }
         let none = target_condition(&HeaderMap::new());
         assert_eq!(none.map_err(|e| e.kind()), Ok(PutCondition::Always));
+    }
+
+    #[test]
+    fn what_a_copy_is_asked_for_is_never_left_out() {
+        let text = |bytes: &[u8]| HeaderValue::from_bytes(bytes).unwrap();
+        let mut given = headers("x-amz-meta-b", "x");
+        given.insert("x-amz-meta-a", text("Zoë".as_bytes()));
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let user = attributes(&given).unwrap().user;
+        assert_eq!(user, [pair("a", "Zoë"), pair("b", "x")]);
+        let strange = |name: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, text(b"\"\xe9\""));
+            headers
+        };
+        for name in ["x-amz-meta-a", "content-disposition"] {
+            let refused = attributes(&strange(name)).err().map(|e| e.kind());
+            assert_eq!(refused, Some(ErrorKind::Invalid), "{name}");
+        }
+        let source = ObjectMeta {
+            size: 1,
+            etag: Some("\"e\"".into()),
+            last_modified_ms: 0,
+            attributes: Attributes::default(),
+        };
+        for name in [
+            "x-amz-copy-source-if-match",
+            "x-amz-copy-source-if-none-match",
+        ] {
+            let refused = check_conditions(&strange(name), &source);
+            let refused = refused.err().map(|refusal| refusal.error().kind());
+            assert_eq!(refused, Some(ErrorKind::Invalid), "{name}");
+        }
+        let refused = source_range(&strange(SOURCE_RANGE)).err();
+        assert_eq!(refused.map(|e| e.kind()), Some(ErrorKind::Invalid));
     }
 
     #[test]
