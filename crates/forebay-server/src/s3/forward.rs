@@ -20,7 +20,7 @@
 use super::{
     copy::Source,
     error::{ErrorDocument, Refusal},
-    guard,
+    guard, late,
     path::Target,
     verify::{ALGORITHMS, Trailing, Verified, value, verify},
 };
@@ -405,7 +405,7 @@ pub async fn forward(
     operation: &Operation,
     origin: Arc<dyn Origin>,
     request: Checked<'_>,
-    note: &Note,
+    note: &Arc<Note>,
 ) -> Result<Response<AnswerBody>, Refusal> {
     let Checked {
         method,
@@ -415,6 +415,8 @@ pub async fn forward(
         trailing,
         source,
     } = request;
+    let takes_long =
+        source.is_some() || *method == Method::POST && target.query("uploadId").is_some();
     let mut passed = passed(headers);
     if let Some((source, place)) = source {
         passed.insert("x-amz-copy-source", source.header(&place)?);
@@ -456,16 +458,24 @@ pub async fn forward(
         && matches!(*method, Method::GET | Method::HEAD)
         && subresource(target).is_ok_and(|s| s.is_none());
     let changed = changes != Changes::Nothing;
-    let answer = match engine.forward(origin, request, changes, held).await {
-        Ok(answer) => answer,
-        // What was found wrong with the body matters more than what the origin made of the broken
-        // body.
-        Err(e) => {
-            let failure = verified.and_then(|v| v.failure());
-            return Err(failure.unwrap_or_else(|| e.into()));
-        }
+    let (engine, noted) = (engine.clone(), note.clone());
+    let answer = async move {
+        let answer = match engine.forward(origin, request, changes, held).await {
+            Ok(answer) => answer,
+            // What was found wrong with the body matters more than what the origin made of the
+            // broken body.
+            Err(e) => {
+                let failure = verified.and_then(|v| v.failure());
+                return Err(failure.unwrap_or_else(|| e.into()));
+            }
+        };
+        returned(answer, is_read, changed, &noted).await
     };
-    returned(answer, is_read, changed, note).await
+    if !takes_long {
+        return answer.await;
+    }
+    let resource = format!("/{}/{}", target.bucket, target.key);
+    late::begun(answer, late::SILENCE_MAX, resource, note.clone()).await
 }
 
 /// The result of removing an object.

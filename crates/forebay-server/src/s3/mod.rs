@@ -8,7 +8,8 @@
 //!
 //! Then both kinds are treated alike ([`Serving::serve`]), each with its sender's policy:
 //! - reads of objects come from the engine (`read.rs`);
-//! - what only the origin can do goes there, if it is an S3 service (`forward.rs`);
+//! - what only the origin can do goes there, if it is an S3 service (`forward.rs`; `late.rs` keeps
+//!   the connection alive where that takes long);
 //! - copies are made (`copy.rs`);
 //! - the other operations use the library's types for them (`list.rs`, `write.rs`, `multipart`).
 //!
@@ -22,6 +23,7 @@ mod copy;
 pub mod error;
 mod forward;
 mod guard;
+mod late;
 mod list;
 mod multipart;
 mod path;
