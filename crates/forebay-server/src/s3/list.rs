@@ -18,6 +18,9 @@ const URL: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'*');
 
+/// How many pages without a name are passed over for one answer.
+const EMPTY_PAGES_MAX: usize = 1000;
+
 /// How names are written in an answer.
 #[derive(Clone, Copy)]
 pub(super) struct Encoding {
@@ -100,18 +103,30 @@ impl Ops {
                 .as_deref()
                 .filter(|m| !m.is_empty())
                 .map(|m| after_marker(m, &prefix, delimiter.as_deref()));
-            let page = self
-                .page(
-                    &input.bucket,
-                    ListRequest {
-                        prefix,
-                        delimiter: delimiter.clone(),
-                        start_after,
-                        token: None,
-                        max_keys,
-                    },
-                )
-                .await?;
+            let request = |token| ListRequest {
+                prefix: prefix.clone(),
+                delimiter: delimiter.clone(),
+                start_after: start_after.clone(),
+                token,
+                max_keys,
+            };
+            let mut page = self.page(&input.bucket, request(None)).await?;
+            let mut empty = 0;
+            // This call goes on behind a name, so a page without any would be its end.
+            while page.entries.is_empty()
+                && page.prefixes.is_empty()
+                && let Some(token) = page.next_token.take()
+            {
+                empty += 1;
+                if empty > EMPTY_PAGES_MAX {
+                    return Err(Error::unsupported(format!(
+                        "list {}: the origin answered {EMPTY_PAGES_MAX} pages without a name",
+                        input.bucket
+                    ))
+                    .hint("list it with ListObjectsV2, which goes on behind such pages"));
+                }
+                page = self.page(&input.bucket, request(Some(token))).await?;
+            }
             let last = page
                 .entries
                 .last()

@@ -432,3 +432,45 @@ async fn a_part_that_is_too_small_for_the_origin_is_told_as_that() {
         );
     }
 }
+
+/// The first version of the call goes on behind the last name of a page: it needs one.
+#[tokio::test]
+async fn a_listing_that_goes_on_behind_names_goes_on_behind_empty_pages() {
+    let server = Scripted::start(|request, _| {
+        let page = match request.path.split_once("continuation-token=t") {
+            Some((_, rest)) if rest.starts_with('2') => {
+                "<Contents><Key>last.txt</Key><Size>4</Size><ETag>\"1\"</ETag></Contents>\
+                 <IsTruncated>false</IsTruncated>"
+            }
+            Some(_) => {
+                "<IsTruncated>true</IsTruncated><NextContinuationToken>t2</NextContinuationToken>"
+            }
+            None => {
+                "<IsTruncated>true</IsTruncated><NextContinuationToken>t1</NextContinuationToken>"
+            }
+        };
+        Reply::new(200, format!("<ListBucketResult>{page}</ListBucketResult>"))
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let a = c.get("/data").await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    for part in ["<Key>last.txt</Key>", "<IsTruncated>false</IsTruncated>"] {
+        assert!(a.text().contains(part), "{}", a.text());
+    }
+}
+
+#[tokio::test]
+async fn a_listing_whose_pages_all_are_empty_does_not_end_without_an_error() {
+    let server = Scripted::start(|_, _| {
+        let page = "<IsTruncated>true</IsTruncated>\
+            <NextContinuationToken>t</NextContinuationToken>";
+        Reply::new(200, format!("<ListBucketResult>{page}</ListBucketResult>"))
+    })
+    .await;
+    let n = node_before(&server, &[]).await;
+    let mut c = n.client().await;
+    let a = c.get("/data").await;
+    assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED, "{}", a.text());
+}
