@@ -297,6 +297,11 @@ impl AzureOrigin {
     }
 }
 
+/// What the ids of all blocks begin with that were uploaded as this part.
+fn block_begin(upload: u64, number: u32) -> String {
+    format!("{upload:016x}-{number:05}-")
+}
+
 fn condition_headers(condition: &PutCondition, h: &mut HeaderMap) -> Result<()> {
     match condition {
         PutCondition::Always => {}
@@ -568,10 +573,8 @@ impl Origin for AzureOrigin {
         let Upload { id, .. } = self.upload(upload)?;
         // All block ids of a blob have the same length; this one is new each time, so that a part
         // that is sent again has another ETag.
-        let block = STANDARD.encode(format!(
-            "{id:016x}-{number:05}-{:016x}",
-            rand::random::<u64>()
-        ));
+        let begin = block_begin(id, number);
+        let block = STANDARD.encode(format!("{begin}{:016x}", rand::random::<u64>()));
         let body = exact(body, size, format!("part {number} of {key:?}"));
         let payload = match size {
             0 => {
@@ -607,10 +610,10 @@ impl Origin for AzureOrigin {
         condition: PutCondition,
     ) -> Result<PutResponse> {
         let Upload {
+            id,
             attributes,
             if_absent,
             if_match,
-            ..
         } = self.upload(upload)?;
         let condition = condition.or(match (if_absent, if_match) {
             (true, _) => PutCondition::IfAbsent,
@@ -623,9 +626,20 @@ impl Origin for AzureOrigin {
         // `Latest`: not yet committed, or committed by an attempt whose answer was lost. The ids
         // belong to this upload alone.
         for part in &parts {
+            let block = part.etag.trim_matches('"');
+            // The service would put blocks of other numbers, or of other uploads, in its place.
+            let own = block_begin(id, part.number);
+            let is_own = |bytes: Vec<u8>| bytes.starts_with(own.as_bytes());
+            if !STANDARD.decode(block).is_ok_and(is_own) {
+                return Err(Error::invalid(format!(
+                    "part {} of {key:?} was not uploaded with the ETag {:?}",
+                    part.number,
+                    forebay_core::name::shorten(&part.etag)
+                )));
+            }
             list.push_str(&format!(
                 "<Latest>{}</Latest>",
-                quick_xml::escape::escape(part.etag.trim_matches('"'))
+                quick_xml::escape::escape(block)
             ));
         }
         list.push_str("</BlockList>");

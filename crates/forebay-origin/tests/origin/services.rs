@@ -163,7 +163,7 @@ async fn a_range_past_the_end_is_one_also_where_the_service_sends_the_whole_obje
 #[tokio::test]
 async fn a_completion_at_azure_can_be_repeated() {
     let server = Scripted::start(|_, number| match number {
-        0 => Reply::new(500, "").header("x-ms-error-code", "InternalError"),
+        1 => Reply::new(500, "").header("x-ms-error-code", "InternalError"),
         _ => Reply::new(201, "").header("ETag", "\"1\""),
     })
     .await;
@@ -172,18 +172,47 @@ async fn a_completion_at_azure_can_be_repeated() {
         .create_upload("k", PutRequest::default())
         .await
         .unwrap();
-    let part = UploadedPart {
-        number: 1,
-        etag: "\"YmxvY2s=\"".into(),
-        size: Some(3),
-    };
+    let part = origin.upload_part("k", &id, 1, 3, body::from_bytes("one".into()));
+    let part = part.await.unwrap();
+    let block = part.etag.trim_matches('"').to_owned();
     let done = origin.complete_upload("k", &id, vec![part], PutCondition::Always);
     done.await.unwrap();
     let requests = server.requests();
-    assert_eq!(requests.len(), 2);
+    assert_eq!(requests.len(), 3);
     // A committed block is no longer an uncommitted one.
-    let list = "<BlockList><Latest>YmxvY2s=</Latest></BlockList>";
-    assert!(requests[1].body.ends_with(list), "{}", requests[1].body);
+    let list = format!("<BlockList><Latest>{block}</Latest></BlockList>");
+    assert!(requests[2].body.ends_with(&list), "{}", requests[2].body);
+}
+
+#[tokio::test]
+async fn parts_with_each_others_etags_are_refused_at_azure() {
+    let server = Scripted::start(|_, _| Reply::new(201, "").header("ETag", "\"1\"")).await;
+    let origin = open(&config("az://container", &server)).unwrap();
+    let (mut ids, mut parts) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let id = origin.create_upload("k", PutRequest::default()).await;
+        let id = id.unwrap();
+        for number in [1, 2] {
+            let part = body::from_bytes("x".into());
+            let part = origin.upload_part("k", &id, number, 1, part).await;
+            parts.push(part.unwrap());
+        }
+        ids.push(id);
+    }
+    let complete = async |etags: [usize; 2]| {
+        let listed = etags.iter().zip(1..).map(|(&of, number)| UploadedPart {
+            number,
+            ..parts[of].clone()
+        });
+        let listed = listed.collect();
+        let done = origin.complete_upload("k", &ids[0], listed, PutCondition::Always);
+        done.await.map(drop).map_err(|e| e.kind())
+    };
+    // In each other's place, and of another upload.
+    for etags in [[1, 0], [0, 3]] {
+        assert_eq!(complete(etags).await, Err(ErrorKind::Invalid));
+    }
+    assert_eq!(complete([0, 1]).await, Ok(()));
 }
 
 /// As after a restart, nobody knows the sizes of the parts.
