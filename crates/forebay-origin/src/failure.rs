@@ -181,6 +181,20 @@ pub(crate) fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     }
 }
 
+/// What an error means that comes in an answer of success: S3 begins some answers before it knows
+/// how they end.
+pub(crate) fn kind_of_late(code: &str) -> ErrorKind {
+    let status = match code {
+        "InvalidPart" | "InvalidPartOrder" | "InvalidRequest" => StatusCode::BAD_REQUEST,
+        "AccessDenied" => StatusCode::FORBIDDEN,
+        "NoSuchKey" | "NoSuchUpload" => StatusCode::NOT_FOUND,
+        "ConditionalRequestConflict" => StatusCode::CONFLICT,
+        "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    kind_of(status, code)
+}
+
 fn hint_for(
     kind: ErrorKind,
     status: StatusCode,

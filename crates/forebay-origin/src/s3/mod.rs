@@ -607,8 +607,13 @@ impl Origin for S3Origin {
             .then(|| headers::etag(Dialect::Google, answer.headers()))
             .flatten();
         let text = self.document(site, answer).await?;
-        let etag = xml::field(&text, "CompleteMultipartUploadResult", "ETag")
-            .map_err(|e| e.context(format_args!("complete {key:?}")))?;
+        let etag = match xml::field(&text, "CompleteMultipartUploadResult", "ETag") {
+            Ok(etag) => etag,
+            Err(e) => {
+                let e = e.context(format_args!("complete {key:?}"));
+                return Err(self.not_completed(key, e, &condition).await);
+            }
+        };
         Ok(PutResponse {
             etag: generation.or(etag),
         })

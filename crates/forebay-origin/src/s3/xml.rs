@@ -4,7 +4,11 @@
 //! represent. Not every server obeys: the answer's own `EncodingType` decides whether names are
 //! decoded.
 
-use crate::{ListEntry, ListPage, UploadedPart, failure::ErrorDocument, walked::Named};
+use crate::{
+    ListEntry, ListPage, UploadedPart,
+    failure::{self, ErrorDocument},
+    walked::Named,
+};
 use forebay_core::{Error, Result, name::shorten};
 use quick_xml::{Reader, events::Event};
 
@@ -347,11 +351,12 @@ fn not_expected(what: &str, text: &str) -> Error {
         Error::corrupt(format!("the origin's answer is not {what}: {start:?}"))
             .hint("check that the endpoint is an S3 service")
     } else {
-        Error::origin_unavailable(format!(
+        let what = format!(
             "the origin failed late: {} {}",
             shorten(&doc.code),
             shorten(&doc.message)
-        ))
+        );
+        Error::new(failure::kind_of_late(&doc.code), what)
     }
 }
 

@@ -272,6 +272,31 @@ async fn a_completion_of_an_empty_part_whose_answer_is_lost_is_known_by_the_size
     }
 }
 
+/// As of services that take long and keep the connection alive meanwhile.
+#[tokio::test]
+async fn an_error_in_an_answer_of_success_is_what_it_says() {
+    for (code, kind) in [
+        ("EntityTooSmall", ErrorKind::TooSmall),
+        ("InvalidPart", ErrorKind::Invalid),
+        ("NoSuchUpload", ErrorKind::NotFound),
+        ("PreconditionFailed", ErrorKind::PreconditionFailed),
+    ] {
+        let server = Scripted::start(move |_, _| {
+            let error = format!("<Error><Code>{code}</Code></Error>");
+            Reply::new(200, format!("<?xml version=\"1.0\"?>\n  {error}"))
+        })
+        .await;
+        let origin = open(&config("s3://bucket", &server)).unwrap();
+        let part = UploadedPart {
+            number: 1,
+            etag: "\"p\"".into(),
+            size: Some(2),
+        };
+        let done = origin.complete_upload("k", "id", vec![part], PutCondition::Always);
+        assert_eq!(done.await.map_err(|e| e.kind()).err(), Some(kind), "{code}");
+    }
+}
+
 #[tokio::test]
 async fn an_upload_that_has_ended_is_no_condition_that_does_not_hold() {
     for (is_there, kind) in [
