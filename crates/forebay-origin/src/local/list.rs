@@ -365,7 +365,12 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
         if dir.is_empty() && name == RESERVED {
             continue;
         }
-        let kind = entry.file_type()?;
+        let kind = match entry.file_type() {
+            Ok(kind) => kind,
+            // Where names do not tell their type, it is looked up: this one was removed meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
         let is_link = kind.is_symlink();
         let is_dir = match is_link {
             true => fs::metadata(entry.path()).is_ok_and(|m| m.is_dir()),
