@@ -133,9 +133,11 @@ impl Ops {
             put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
             &note,
         )?;
-        let (parts, are_unknown) = self.completed_parts(&name, &input, &note)?;
+        let parts = self.completed_parts(&name, &input, &note)?;
+        // Of parts that came through this node, too: they may have come again through another, or be
+        // gone.
         let refusal = |e: Error| match e.kind() {
-            ErrorKind::Invalid if are_unknown => Refusal::bad("InvalidPart", e),
+            ErrorKind::Invalid => Refusal::bad("InvalidPart", e),
             _ => upload_failed(e),
         };
         let completed = self
@@ -164,15 +166,15 @@ impl Ops {
         }))
     }
 
-    /// The client's list of parts, checked against what is remembered of them; and whether some are
-    /// not remembered: these came through another node or before a restart, so the origin has to say
-    /// whether it has them.
+    /// The client's list of parts, checked against what is remembered of them. Those that are not
+    /// remembered came through another node or before a restart, so the origin has to say whether it
+    /// has them.
     fn completed_parts(
         &self,
         name: &ObjectName,
         input: &CompleteMultipartUploadInput,
         note: &Note,
-    ) -> S3Result<(Vec<UploadedPart>, bool)> {
+    ) -> S3Result<Vec<UploadedPart>> {
         let refuse = |code: &'static str, message: String| {
             Refusal::bad(code, Error::invalid(message)).to_s3(note)
         };
@@ -257,7 +259,7 @@ impl Ops {
                 ));
             }
         }
-        Ok((parts, !are_known))
+        Ok(parts)
     }
 
     pub(super) async fn abort(

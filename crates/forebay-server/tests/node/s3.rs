@@ -662,6 +662,22 @@ async fn parts_with_each_others_etags_are_refused_also_where_nothing_is_known_of
             a.text()
         );
     }
+    // The one that knows them does not know that the second came again.
+    let part = format!("/data/up?partNumber=2&uploadId={id}");
+    d.put(&part, &[], "again").await;
+    let parts: String = [1, 2]
+        .map(|n| {
+            let etag = &etags[n - 1];
+            format!("<Part><PartNumber>{n}</PartNumber><ETag>{etag}</ETag></Part>")
+        })
+        .concat();
+    let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
+    let a = c.send(Method::POST, &end, &[], body).await;
+    assert!(
+        a.text().contains("<Code>InvalidPart</Code>"),
+        "{}",
+        a.text()
+    );
 }
 
 /// Uploads an object in one part and completes it under a condition.
