@@ -151,12 +151,27 @@ pub fn check_document(
     Ok(())
 }
 
+/// Whether a parameter that says which part of a bucket or an object is meant goes with the method.
+/// Where it does not, the S3 library takes no notice of it: it would write or remove the whole.
+fn is_in_its_place(name: &str, method: &Method, object: bool) -> bool {
+    match name {
+        "attributes" => *method == Method::GET && object,
+        "delete" => *method == Method::POST && !object,
+        "location" => *method == Method::GET && !object,
+        "uploads" => match object {
+            true => *method == Method::POST,
+            false => *method == Method::GET,
+        },
+        _ => true,
+    }
+}
+
 /// What a request asks for that this node does not do itself, as the refusal to send if the origin
 /// cannot do it either. It names the header or the parameter.
 pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<Refusal> {
     let object = !target.key.is_empty();
     for (name, value) in &target.query {
-        let known = QUERY.contains(&name.as_str())
+        let known = (QUERY.contains(&name.as_str()) && is_in_its_place(name, method, object))
             || name.starts_with("response-")
             // Those that are no part of the signature are headers by now (`unhoist`).
             || name.get(..6).is_some_and(|p| p.eq_ignore_ascii_case("x-amz-"))
@@ -441,12 +456,28 @@ mod tests {
             (Method::GET, "/b?uploadId=1"),
             // The S3 library would write the object.
             (Method::PUT, "/b/k?uploadId=1"),
+            (Method::PUT, "/b/k?uploads"),
+            (Method::PUT, "/b/k?attributes"),
+            // And these would remove it, or the bucket.
+            (Method::DELETE, "/b/k?uploads"),
+            (Method::DELETE, "/b/k?delete"),
+            (Method::DELETE, "/b?location"),
+            (Method::DELETE, "/b?delete"),
         ] {
             assert_eq!(
                 check(method, uri, &[]),
                 Err(ErrorKind::Unsupported),
                 "{uri}"
             );
+        }
+        for (method, uri) in [
+            (Method::GET, "/b/k?attributes"),
+            (Method::GET, "/b?location"),
+            (Method::GET, "/b?uploads"),
+            (Method::POST, "/b/k?uploads"),
+            (Method::POST, "/b?delete"),
+        ] {
+            assert_eq!(check(method, uri, &[]), Ok(()), "{uri}");
         }
         for header in [
             ("x-amz-server-side-encryption", "AES256"),
