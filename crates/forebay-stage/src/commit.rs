@@ -373,6 +373,7 @@ mod tests {
             meta: serde_json::Value::Null,
             remove: Vec::new(),
             publishing: false,
+            taken: false,
             whole: false,
         }
     }

@@ -91,9 +91,6 @@ pub(crate) struct State {
     pub failures: u32,
     pub late: bool,
     pub retry_ms: i64,
-    /// It may not replace what has its name at the origin by now: the later ones of its name no longer
-    /// wait for it.
-    pub is_taken: bool,
     /// When somebody began to read it, by the steady clock.
     pub read_ms: i64,
 }

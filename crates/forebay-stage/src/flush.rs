@@ -27,6 +27,7 @@ use forebay_engine::{PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
     future::Future,
+    mem,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -348,7 +349,11 @@ async fn publish(inner: Arc<Inner>, entry: Arc<Entry>) -> Result<Outcome> {
         // The answer was lost.
         Some(manifest) if manifest.id == id => return published(&inner, &entry).await,
         Some(_) if !replace => {
-            entry.state.lock().is_taken = true;
+            let was_taken = mem::replace(&mut entry.state.lock().journal.taken, true);
+            if !was_taken {
+                // So that the next start knows it before it has asked the origin.
+                note_sent(&inner, &entry).await?;
+            }
             return Err(Error::new(
                 ErrorKind::AlreadyExists,
                 format!("{place}: another checkpoint has this name by now"),

@@ -298,6 +298,7 @@ fn removal(place: &Place, manifest: Manifest, order: u64, now_ms: i64) -> Journa
         meta: serde_json::Value::Null,
         remove: Vec::new(),
         publishing: false,
+        taken: false,
         whole: true,
         id: manifest.id,
     }

@@ -71,7 +71,7 @@ impl Stages {
             let state = entry.state.lock();
             let pending = state.phase.is_pending();
             let counts = state.phase == Phase::Durable || (pending && !durable);
-            counts.then(|| (Manifest::of(&state.journal), pending, state.is_taken))
+            counts.then(|| (Manifest::of(&state.journal), pending, state.journal.taken))
         });
         let (here, is_pending) = match here {
             Some((manifest, true, false)) => return Ok(manifest),

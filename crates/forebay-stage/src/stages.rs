@@ -549,7 +549,7 @@ impl Inner {
                 && other.order < entry.order
                 && state.journal.part.is_none()
                 && state.phase.is_pending()
-                && !state.is_taken;
+                && !state.journal.taken;
             waits.then(|| state.journal.id.clone())
         })
     }
@@ -740,6 +740,7 @@ impl Inner {
             meta: serde_json::Value::Null,
             remove: Vec::new(),
             publishing: false,
+            taken: false,
             whole: false,
         };
         let phase = Phase::Staging;
@@ -833,7 +834,6 @@ impl Inner {
                 failures: 0,
                 late: false,
                 retry_ms: 0,
-                is_taken: false,
                 read_ms: steady,
             }),
         })

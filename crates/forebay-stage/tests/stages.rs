@@ -803,6 +803,35 @@ async fn one_whose_name_another_node_took_holds_up_no_later_one() {
 }
 
 #[tokio::test]
+async fn one_whose_name_was_taken_is_known_as_that_after_a_restart() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/x", false).await.unwrap();
+    run.put("run/x", &first, "data", b"mine").await.unwrap();
+    let other = br#"{"forebay_checkpoint": 1, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
+    site.origin.set(&format!("run/x/{MANIFEST}"), &other[..]);
+    run.commit("run/x", &first, &[("data", 4)]).await.unwrap();
+    run.failed().await;
+    assert_eq!(run.newest("run/x").await, "00000000000000ff");
+    run.kill().await;
+    // The origin cannot be asked again.
+    site.origin.down.store(true, SeqCst);
+    let run = site.start();
+    let newest = run.stages.manifest(&place("run/x"), None, false).await;
+    assert!(!newest.is_ok_and(|m| m.id == first));
+    let second = run.save_small("run/x", true).await.unwrap();
+    let status = run
+        .stages
+        .status(&place("run/x"), Some(&second), None)
+        .await;
+    assert_eq!(status.unwrap().waits_for, None);
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("run/x", &second).await);
+    assert_eq!(site.visible("run/x"), Some(second));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn what_cannot_be_noted_goes_to_the_origin_all_the_same() {
     let site = Site::new(256 << 20);
     let run = site.start();
