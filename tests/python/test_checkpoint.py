@@ -1442,6 +1442,28 @@ def test_a_full_disk_under_a_checkpoint(tmp_path):
             site.close()
 
 
+def test_a_durable_checkpoint_makes_room_for_the_next_on_a_full_disk(tmp_path):
+    from test_cluster_disks import mounted
+
+    with mounted(tmp_path / "node-0" / "cache", "-t", "tmpfs", "-o", "size=48m", "none") as cache:
+        site = Site(tmp_path, cache_size="1GiB")
+        try:
+            name = "s3://runs/full/last"
+            ckpt.save(state(1, 4), name, client=site.client, wait="durable")
+            site.pause()
+            second = ckpt.save(state(2, 4), name, client=site.client)
+            # Others take all that is left.
+            with (cache / "other").open("wb", buffering=0) as other, pytest.raises(OSError):
+                while True:
+                    other.write(bytes(4096))
+            site.go_on()
+            second.wait(60)
+            assert [c["id"] for c in staged(site, "full/")] == [second.id]
+            assert same(ckpt.load(name, client=site.client), state(2, 4))
+        finally:
+            site.close()
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", ["save", "async"])
 def test_dcp_saves_and_loads_at_another_world_size(site, what):

@@ -24,6 +24,8 @@ use std::{
 };
 use tokio::task::spawn_blocking;
 
+/// What errors call a file that arrives.
+const STAGED: &str = "the staged file";
 /// Bytes of a body that are written at once.
 const PIECE_BYTES: usize = 1 << 20;
 /// Of small pieces, so many: each keeps the buffer that it came in.
@@ -119,7 +121,7 @@ impl Stages {
             if let Some(task) = writing.take() {
                 writer = task.await.map_err(ended)?;
             }
-            let mut now = writer.map_err(|e| disk_error(&path, e))?;
+            let mut now = writer.map_err(|e| disk_error(STAGED, &path, e))?;
             if let Some(room) = file.room() {
                 room.came(now.written());
             }
@@ -139,7 +141,7 @@ impl Stages {
         if let Some(task) = writing.take() {
             writer = task.await.map_err(ended)?;
         }
-        let writer = writer.map_err(|e| disk_error(&path, e))?;
+        let writer = writer.map_err(|e| disk_error(STAGED, &path, e))?;
         if size.is_some_and(|size| writer.written() != size) {
             return Err(Error::invalid(format!(
                 "the file {name:?} ended after {} of {} bytes",
@@ -150,7 +152,7 @@ impl Stages {
         let finished = spawn_blocking(move || writer.finish())
             .await
             .map_err(ended)?;
-        let size = finished.map_err(|e| disk_error(&path, e))?;
+        let size = finished.map_err(|e| disk_error(STAGED, &path, e))?;
         let file = arrival.end(name, size, dir, file)?;
         early::start(inner, &entry, file);
         inner.stats.staged_bytes.fetch_add(size, Relaxed);
@@ -169,10 +171,10 @@ impl Inner {
     ) -> Result<Writer> {
         if entry.home != dir {
             let folder = self.folder(dir, &entry.folder);
-            fs::create_dir_all(&folder).map_err(|e| disk_error(&folder, e))?;
+            fs::create_dir_all(&folder).map_err(|e| disk_error("the folder", &folder, e))?;
             home::mark(&folder, &self.dirs[entry.home].join(FOLDER))?;
         }
-        Writer::create(path, size).map_err(|e| disk_error(path, e))
+        Writer::create(path, size).map_err(|e| disk_error(STAGED, path, e))
     }
 }
 

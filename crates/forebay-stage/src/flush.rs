@@ -109,6 +109,10 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
                     pause_s = pause.as_secs_f64(),
                     "a checkpoint could not be flushed; it is tried again"
                 );
+                if e.kind() == ErrorKind::NoRoom {
+                    // Others filled the disk: one that is durable makes room there.
+                    inner.evict_one(&dirs_of(entry)).await;
+                }
             }
         }
         sleep(pause).await;
@@ -142,6 +146,12 @@ fn set_phase(inner: &Inner, entry: &Entry, phase: Phase, error: Option<String>) 
         }
     }
     inner.tell();
+}
+
+/// The directories with what is noted of it, and with its files.
+fn dirs_of(entry: &Entry) -> Vec<usize> {
+    let state = entry.state.lock();
+    state.dirs.values().copied().chain([entry.home]).collect()
 }
 
 /// Whether it is still to be flushed.

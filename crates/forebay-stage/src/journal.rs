@@ -4,6 +4,7 @@
 //! too, for whole files, and in a log beside each file of several parts (`Parts`), of which a line
 //! that was lost costs one part that is sent again.
 
+use crate::stages::disk_error;
 use forebay_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -137,7 +138,7 @@ impl Journal {
     /// Replaces the journal in `folder`: after a loss of power, the old one is there or the new one.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(NAME);
-        let failed = |e| Error::file("the journal of a checkpoint", &path, e);
+        let failed = |e| disk_error("the journal of a checkpoint", &path, e);
         let text = serde_json::to_vec(self)
             .map_err(|e| Error::internal("a journal cannot be written").caused_by(e))?;
         let new = folder.join("journal.new");
@@ -245,7 +246,7 @@ impl Parts {
     }
 
     fn append(&mut self, line: &Line) -> Result<()> {
-        let failed = |e| Error::file("the log of an upload", &self.path, e);
+        let failed = |e| disk_error("the log of an upload", &self.path, e);
         if self.file.is_none() {
             let mut file = File::options()
                 .create(true)

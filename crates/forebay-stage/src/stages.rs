@@ -86,17 +86,17 @@ pub(crate) fn ended(e: tokio::task::JoinError) -> Error {
     Error::internal("work on a checkpoint was broken off").caused_by(e)
 }
 
-/// Whether a file system has no room.
-pub(crate) fn disk_error(path: &Path, e: std::io::Error) -> Error {
+/// What writing a file failed with: `NoRoom` if the file system has none.
+pub(crate) fn disk_error(what: &str, path: &Path, e: std::io::Error) -> Error {
     use std::io::ErrorKind::{QuotaExceeded, StorageFull};
     match e.kind() {
         StorageFull | QuotaExceeded => Error::new(
             ErrorKind::NoRoom,
-            format!("{}: the disk is full", path.display()),
+            format!("{what}: {}: the disk is full", path.display()),
         )
         .hint("free space on that file system, or give the cache a smaller size")
         .caused_by(e),
-        _ => Error::file("the staged file", path, e),
+        _ => Error::file(what, path, e),
     }
 }
 
@@ -842,8 +842,9 @@ impl Inner {
     /// Makes the folder of a checkpoint with its journal; if that fails, nothing is left of it.
     pub(crate) async fn note_first(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<()> {
         let path = self.folder(entry.home, &entry.folder);
-        let made =
-            spawn_blocking(move || fs::create_dir_all(&path).map_err(|e| disk_error(&path, e)));
+        let made = spawn_blocking(move || {
+            fs::create_dir_all(&path).map_err(|e| disk_error("the folder", &path, e))
+        });
         let noted = match made.await.map_err(ended).flatten() {
             Ok(()) => self.save(entry).await,
             Err(e) => Err(e),
