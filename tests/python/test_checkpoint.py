@@ -609,6 +609,48 @@ def test_ranks_of_dcp_at_one_node_that_is_started_again_fail_and_leave_nothing(t
         site.close()
 
 
+def test_ranks_of_dcp_at_one_node_write_again_what_it_did_not_take(site, monkeypatch):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    file, finish = _wire.Writing.file, _wire.Outgoing.finish
+    lost = []
+
+    def refuses(self, name, size=None):
+        if name.startswith("__0_") and name not in lost:
+            lost.append(name)
+            raise forebay.Busy("the node is over its limits")
+        return file(self, name, size)
+
+    def loses(self):
+        size = finish(self)
+        if self._name.startswith("__1_") and self._name not in lost:
+            lost.append(self._name)
+            raise forebay.ConnectionFailed("the answer is lost")
+        return size
+
+    monkeypatch.setattr(_wire.Writing, "file", refuses)
+    monkeypatch.setattr(_wire.Outgoing, "finish", loses)
+
+    def save(name: str, retry_for: float) -> ckpt.Checkpoint:
+        options = {"client": site.client, "retry_for": retry_for}
+        writers = [ckpt.StorageWriter(f"s3://runs/{name}", **options) for _ in range(2)]
+        metadata, results = write_by_ranks(writers, [DefaultSavePlanner() for _ in writers])
+        writers[0].finish(metadata, results)
+        return writers[0].handle
+
+    # Without it, at once.
+    with pytest.raises(forebay.Busy):
+        save("dcp-busy/a", 0)
+    assert staged(site, "dcp-busy/") == []
+    lost.clear()
+    saved = save("dcp-busy/b", 30)
+    assert lost == ["__0_0.distcp", "__1_0.distcp"] and saved.wait(60).durable
+    found = {f"w{rank}": torch.full((100,), -1.0) for rank in range(2)}
+    dcp.load(found, storage_reader=ckpt.StorageReader(saved.name, client=site.client), no_dist=True)
+    assert all(bool((found[f"w{rank}"] == rank).all()) for rank in range(2))
+
+
 def test_a_read_that_fails_waits_for_no_other_that_is_made_again():
     asked = threading.Event()
 

@@ -38,7 +38,8 @@ from torch.futures import Future
 from .. import _node
 from .._arguments import client_of, whole_number
 from .._forebay import Client
-from ..errors import Conflict, InvalidRequest, NotFound
+from .._stop import Stop
+from ..errors import Conflict, Error, InvalidRequest, NotFound
 from . import _wire
 from ._formats import ALIGNED_BYTES, DIRECT_BYTES, memory_of
 
@@ -142,9 +143,9 @@ class StorageWriter(_StorageWriter):
         meta: JSON that readers of the manifest are told; at most 64 KiB.
         retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
             limits, or is started again. A rank that saves alone, and ranks at other nodes than that
-            of rank 0, write their files anew then. Of several ranks, those at the node of rank 0 do
-            not: if that node fails while they write, or is started again before the commit, the
-            save fails, and nothing of it is visible: save again.
+            of rank 0, write their files anew then. Of several ranks, those at the node of rank 0
+            write again what it did not take, but not what it had: if that node is started again
+            before the commit, the save fails, and nothing of it is visible: save again.
     """
 
     def __init__(
@@ -258,7 +259,7 @@ class StorageWriter(_StorageWriter):
         else:
             writing = _wire.Writing.joined(self.client, self._name(), where.id)
             try:
-                results = self._write(writing, where, plan, planner, False)
+                results = self._write(writing, where, plan, planner, False, self.retry_for)
             except BaseException:
                 # The coordinator is not told before all ranks have ended, and then not here.
                 writing.abandon()
@@ -315,7 +316,9 @@ class StorageWriter(_StorageWriter):
         plan: SavePlan,
         planner: SavePlanner,
         elsewhere: bool,
+        retry_for: float = 0.0,
     ) -> list[WriteResult]:
+        # `retry_for`: for each file, beside what the whole is begun anew for.
         _refuse_caching(getattr(planner, "_enable_plan_caching", False))
         files = _files_of(plan.items, self.threads)
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
@@ -323,6 +326,9 @@ class StorageWriter(_StorageWriter):
             work.put((f"__{where.rank}_{n}.distcp", items))
         results: list[WriteResult] = []
         failures: list[BaseException] = []
+        # Failures after which a file is written again, and whether that is to end.
+        passed: list[Error] = []
+        stop = Stop()
         lock = threading.Lock()
 
         def run() -> None:
@@ -331,10 +337,12 @@ class StorageWriter(_StorageWriter):
                     name, items = work.get_nowait()
                 except queue.Empty:
                     return
+                write = functools.partial(_write_file, writing, name, items, planner, elsewhere)
                 try:
-                    written = _write_file(writing, name, items, planner, elsewhere)
+                    written = _wire.again(f"saving {self.path}", write, retry_for, passed, stop)
                 except BaseException as e:
                     failures.append(e)
+                    stop.set()
                     return
                 with lock:
                     results.extend(written)
