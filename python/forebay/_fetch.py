@@ -221,8 +221,9 @@ def patiently(
                 raise
             now = time.monotonic()
             until = now + retry_for if until is None else until
-            if now + pause > until or stop.wait(pause) or is_exiting():
-                if retry_for:
+            is_over = now + pause > until
+            if is_over or stop.wait(pause) or is_exiting():
+                if is_over and retry_for:
                     e.message += f" (asked again for {retry_for:g} s: {option})"
                 raise
             pause = min(2 * pause, RETRY_MAX_SECONDS)

@@ -10,9 +10,10 @@ import time
 import forebay
 import numpy as np
 import pytest
-from forebay._fetch import Fetched, Pull
+from forebay._fetch import Fetched, Pull, patiently
 from forebay._pipeline import _Belt
 from forebay._plan import Step
+from forebay._stop import Stop
 from forebay.stats import Meter
 
 #: Files of which each call and return is such a moment.
@@ -144,3 +145,17 @@ def test_the_thread_that_makes_batches_ends_when_its_loop_is_collected_there(tak
             break
         assert ends(closes.thread), f"closed at step {at}"
     assert at > 10
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_what_was_stopped_does_not_say_for_how_long_it_was_asked(stops):
+    stop = Stop()
+
+    def ask():
+        if stops:
+            stop.set()
+        raise forebay.Busy("over its limits")
+
+    with pytest.raises(forebay.Busy) as caught:
+        patiently(ask, 60.0 if stops else 0.2, stop, Meter())
+    assert ("retry_for=" in caught.value.message) == (not stops)
