@@ -419,6 +419,23 @@ pub(crate) fn missing(place: &Place, id: Option<&str>) -> Error {
     }
 }
 
+/// Whether one of the name was committed and is not durable.
+fn is_pending(entries: &HashMap<String, Arc<Entry>>, place: &Place) -> bool {
+    entries.values().any(|e| {
+        let state = e.state.lock();
+        let pending = state.phase.is_pending() || state.phase == Phase::Committing;
+        e.place == *place && pending && state.journal.part.is_none()
+    })
+}
+
+fn there_is_one(place: &Place) -> Error {
+    Error::new(
+        ErrorKind::AlreadyExists,
+        format!("{place}: there is a checkpoint of this name"),
+    )
+    .hint("choose another name, or let it be replaced")
+}
+
 fn at_origin(place: &Place, manifest: &Manifest) -> Status {
     Status {
         bucket: place.bucket.clone(),
@@ -532,12 +549,7 @@ impl Inner {
 
     /// Whether one of the name was committed and is not durable.
     fn pending_of(&self, place: &Place) -> bool {
-        let entries = self.entries.lock();
-        entries.values().any(|e| {
-            let state = e.state.lock();
-            let pending = state.phase.is_pending() || state.phase == Phase::Committing;
-            e.place == *place && pending && state.journal.part.is_none()
-        })
+        is_pending(&self.entries.lock(), place)
     }
 
     /// The one of its name that has to be durable before this one is sent.
@@ -664,11 +676,7 @@ impl Inner {
         {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::AlreadyExists,
-            format!("{place}: there is a checkpoint of this name"),
-        )
-        .hint("choose another name, or let it be replaced"))
+        Err(there_is_one(place))
     }
 
     /// One of this name that was not committed is in the way if somebody still writes it; another one
@@ -765,6 +773,10 @@ impl Inner {
                 )));
             }
             let left = match begin.part {
+                // It may have been committed since that was looked for.
+                None if !begin.replace && is_pending(&entries, &place) => {
+                    return Err(there_is_one(&place));
+                }
                 None => self.hold_name(&entries, &place)?,
                 Some(_) => None,
             };

@@ -776,6 +776,24 @@ async fn two_writers_of_one_name() {
 }
 
 #[tokio::test]
+async fn what_may_not_replace_another_is_refused_if_that_is_committed_meanwhile() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/x", false).await.unwrap();
+    run.put("run/x", &first, "data", b"mine").await.unwrap();
+    // While the origin is asked for the second one.
+    *site.origin.latency.lock() = Duration::from_millis(500);
+    let (second, ()) = tokio::join!(run.begin("run/x", false), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        run.commit("run/x", &first, &[("data", 4)]).await.unwrap();
+    });
+    assert_eq!(kind(second), ErrorKind::AlreadyExists);
+    *site.origin.latency.lock() = Duration::ZERO;
+    assert!(run.durable("run/x", &first).await);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn one_whose_name_another_node_took_holds_up_no_later_one() {
     let site = Site::new(256 << 20);
     let run = site.start();
