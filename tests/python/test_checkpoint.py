@@ -706,6 +706,29 @@ def test_ctrl_c_at_a_commit_leaves_a_whole_checkpoint_or_none(own, monkeypatch, 
     assert [c.id for c in ckpt.list_durable("s3://runs/c", client=own.client)] == [saved.id]
 
 
+def test_ctrl_c_while_the_node_notes_the_commit_gives_the_checkpoint_up(own, monkeypatch):
+    ckpt.save(state(1, 1), "s3://runs/c/a", client=own.client, wait="durable")
+    ask, refused = _wire.ask, []
+
+    def interrupted(client, method, path, body=None):
+        if "commit=" in path:
+            ask(client, method, path, body)
+            raise KeyboardInterrupt
+        if method == "DELETE" and len(refused) < 3:
+            refused.append(path)
+            raise forebay.Conflict("it is being committed")
+        return ask(client, method, path, body)
+
+    own.pause()
+    monkeypatch.setattr(_wire, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ckpt.save(state(2, 1), "s3://runs/c/a", client=own.client)
+    monkeypatch.undo()
+    assert len(refused) == 3
+    own.go_on()
+    assert same(ckpt.load("s3://runs/c/a", client=own.client), state(1, 1))
+
+
 def test_ctrl_c_while_a_save_waits_until_it_is_durable_does_not_give_it_up(own, monkeypatch):
     own.pause()
     wait = _wire.Checkpoint.wait

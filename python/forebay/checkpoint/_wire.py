@@ -59,6 +59,8 @@ _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
 #: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
+#: Pauses between the attempts to give up what is being committed.
+_COMMIT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)
 #: The largest ``meta``, as JSON.
 _META_BYTES = 64 << 10
 #: The longest time until a deadline.
@@ -479,10 +481,16 @@ class Writing:
 
     def abandon(self) -> None:
         """Gives it up, as far as the node can be reached."""
-        try:
-            ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
-        except Error:
-            pass  # It gives up what nobody commits.
+        for pause in (*_COMMIT_PAUSES, 0.0):
+            try:
+                ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
+            except Conflict:
+                # In this moment the node notes a commit that nobody waits for any more.
+                time.sleep(pause)
+                continue
+            except Error:
+                pass  # It gives up what nobody commits.
+            return
 
 
 class _Held(Conflict):
