@@ -674,6 +674,39 @@ def test_a_read_that_fails_waits_for_no_other_that_is_made_again():
     assert time.monotonic() - began < 45
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_load_that_fails_waits_for_nothing_that_is_made_again(pieces):
+    from forebay.checkpoint._formats import _CHUNK_BYTES, Incoming
+
+    asked = threading.Event()
+
+    class Node:
+        """It refuses the second chunk of a file, and then it cannot be reached."""
+
+        def _borrow(self, path):
+            return None
+
+        def _read_into(self, path, start, target):
+            if start == _CHUNK_BYTES:
+                assert asked.wait(30)
+                raise forebay.PermissionDenied("no")
+            if start > _CHUNK_BYTES:
+                asked.set()
+                raise forebay.ConnectionFailed("it is down")
+
+    reading = _wire.Reading.__new__(_wire.Reading)
+    reading.open(Node(), "s3://runs/a", {"state.pt": 4 * _CHUNK_BYTES}, 60)
+    reading.id = ""
+    began = time.monotonic()
+    with reading:
+        file = Incoming(reading, "state.pt")
+        file.seek(_CHUNK_BYTES)
+        with pytest.raises(forebay.PermissionDenied):
+            # One piece is waited for, and the next ones are read ahead; or two are waited for.
+            file.read(pieces * _CHUNK_BYTES)
+    assert time.monotonic() - began < 45
+
+
 @pytest.mark.parametrize("sends", [True, False])
 @pytest.mark.parametrize("is_durable", [True, False])
 def test_ctrl_c_at_a_commit_leaves_a_whole_checkpoint_or_none(own, monkeypatch, sends, is_durable):

@@ -286,7 +286,7 @@ class Incoming(io.RawIOBase):
             last = -(-self._size // _CHUNK_BYTES)
             for number in range(after, min(after + _AHEAD, last)):
                 self._chunk(number)
-        finish(begun)
+        finish(begun, self._reading.stop)
         for part, data, at in copies:
             part[:] = memoryview(data)[at : at + part.nbytes]
         self._at = end

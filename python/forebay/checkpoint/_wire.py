@@ -734,6 +734,8 @@ class Reading:
         self._lock = threading.Lock()
 
     def close(self) -> None:
+        # What was read ahead is not asked for again.
+        self.stop.set()
         # The threads of the first one hand over to the second.
         self._pool_here.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
