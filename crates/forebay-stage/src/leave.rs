@@ -67,8 +67,17 @@ impl Inner {
         let saved = self.save(&entry).await;
         self.tell();
         let place = entry.place.clone();
-        // Whether or not that could be noted.
-        self.tasks.spawn(flush::remove(self.clone(), entry));
+        let (inner, is_noted) = (self.clone(), saved.is_ok());
+        self.tasks.spawn(async move {
+            // What is not noted may have to be sent by the next start.
+            if is_noted {
+                tokio::select! {
+                    () = inner.stop.cancelled() => return,
+                    () = inner.empty(&entry) => {}
+                }
+            }
+            flush::remove(inner, entry).await;
+        });
         saved.map_err(|e| {
             e.context(format!(
                 "{place}: it is given up, but that could not be noted: if the node is started again \
@@ -144,8 +153,36 @@ impl Inner {
         if let Err(e) = emptied.await {
             tracing::error!(error = %e, "removing a checkpoint's files was broken off");
         }
+        self.give_back_files(entry);
+        self.tasks.spawn(flush::remove(self.clone(), entry.clone()));
+    }
+
+    /// Removes the files of a checkpoint that was committed and is given up: their room does not wait
+    /// until the origin has nothing of it any more.
+    async fn empty(self: &Arc<Self>, entry: &Arc<Entry>) {
+        // What is being sent is read.
+        entry.writes.wait().await;
+        let folders = self.folders(entry);
+        let emptied = spawn_blocking(move || {
+            folders.iter().for_each(|folder| remove_files(folder));
+        });
+        if let Err(e) = emptied.await {
+            tracing::error!(error = %e, "removing a checkpoint's files was broken off");
+        }
+        entry.readers.close();
+        tokio::select! {
+            () = entry.readers.wait() => {}
+            () = tokio::time::sleep(READERS_MAX) => {}
+        }
+        self.give_back_files(entry);
+    }
+
+    /// Gives back the room of a checkpoint's files, which were removed; its journal stays, until the
+    /// origin has nothing of it any more.
+    fn give_back_files(&self, entry: &Entry) {
         {
             let mut state = entry.state.lock();
+            // With its room: who looks for room waits for what is gone.
             state.phase = Phase::Removing;
             state.ahead = None;
             for room in &mut state.rooms {
@@ -157,7 +194,6 @@ impl Inner {
             }
         }
         self.tell();
-        self.tasks.spawn(flush::remove(self.clone(), entry.clone()));
     }
 
     /// Removes what is on this disk of a checkpoint, and forgets it: to its end, whether or not

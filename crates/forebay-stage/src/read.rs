@@ -175,7 +175,8 @@ impl Stages {
 }
 
 impl Inner {
-    /// Whether the origin has what cannot be read here. Then what is here goes.
+    /// Whether the origin is to be asked for what cannot be read here. What is here of it goes then, or
+    /// went a moment ago.
     fn distrust(self: &Arc<Self>, entry: &Arc<Entry>, e: &Error) -> bool {
         if entry.leave(|state| state.phase == Phase::Durable) {
             tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
@@ -185,6 +186,7 @@ impl Inner {
                 .spawn(async move { inner.drop_local(&entry).await });
             return true;
         }
-        entry.state.lock().phase == Phase::Gone
+        // The files of one that is given up go before its entry does.
+        matches!(entry.state.lock().phase, Phase::Removing | Phase::Gone)
     }
 }

@@ -182,14 +182,13 @@ impl Inner {
             }
             Stage::Durable if lacking.is_some() => return Ok(None),
             Stage::Durable => Phase::Durable,
-            // It was given up while its files were being removed.
-            Stage::Removing if !journal.was_committed() => {
+            // Its files may have been removed already: what the origin has is removed without them.
+            Stage::Removing => {
                 dirs.iter()
                     .for_each(|d| remove_files(&self.folder(*d, folder)));
                 at.clear();
                 Phase::Removing
             }
-            Stage::Removing => Phase::Removing,
             Stage::Staged => Phase::Staged,
         };
         let error = lacking.filter(|_| phase == Phase::Staged).map(|name| {

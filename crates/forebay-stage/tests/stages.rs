@@ -1883,6 +1883,29 @@ async fn the_room_of_what_is_given_up_is_free_before_its_uploads_have_ended() {
 }
 
 #[tokio::test]
+async fn the_room_of_what_was_committed_and_is_given_up_does_not_wait_for_the_origin() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    *site.origin.parts_left.lock() = Some(2);
+    let id = run.save("run/x", 1).await.unwrap();
+    run.failed().await;
+    site.origin.down.store(true, SeqCst);
+    run.abandon("run/x", &id).await.unwrap();
+    until(|| run.stages.gauges().pending_bytes <= 1 << 20).await;
+    assert!(site.on_disk() < MIB as u64);
+    assert_eq!(&*run.stages.list()[0].state, "removing");
+    run.kill().await;
+    let run = site.start();
+    assert!(run.stages.gauges().pending_bytes <= 1 << 20);
+    site.origin.down.store(false, SeqCst);
+    run.removed().await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    assert!(site.origin.uploads.lock().is_empty());
+    assert_eq!(site.on_disk(), 0);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_file_that_takes_the_place_of_one_that_goes_out_leaves_no_upload() {
     let site = Site::new(256 << 20);
     let run = site.start();
