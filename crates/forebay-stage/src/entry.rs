@@ -96,6 +96,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Whether it is a whole checkpoint that was committed, or is at this moment, and is not durable.
+    pub fn is_on_its_way(&self) -> bool {
+        let pending = self.phase.is_pending() || self.phase == Phase::Committing;
+        pending && self.journal.part.is_none()
+    }
+
     /// Whether nobody writes it, and nothing was heard of its writer for so long.
     pub fn is_idle(&self, steady_ms: i64, at_least: Duration) -> bool {
         let idle_ms = steady_ms.saturating_sub(self.used_ms);

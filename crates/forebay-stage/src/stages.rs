@@ -358,7 +358,7 @@ impl Stages {
     /// `NotFound`; `Conflict` if one of its name is on its way.
     pub async fn remove(&self, place: &Place, id: Option<&str>) -> Result<()> {
         let inner = self.0.clone();
-        if inner.pending_of(place) {
+        if inner.may_take(place) {
             return Err(Error::conflict(format!(
                 "{place}: a checkpoint of this name is on its way to the origin"
             ))
@@ -421,11 +421,8 @@ pub(crate) fn missing(place: &Place, id: Option<&str>) -> Error {
 
 /// Whether one of the name was committed and is not durable.
 fn is_pending(entries: &HashMap<String, Arc<Entry>>, place: &Place) -> bool {
-    entries.values().any(|e| {
-        let state = e.state.lock();
-        let pending = state.phase.is_pending() || state.phase == Phase::Committing;
-        e.place == *place && pending && state.journal.part.is_none()
-    })
+    let mut of_name = entries.values().filter(|e| e.place == *place);
+    of_name.any(|e| e.state.lock().is_on_its_way())
 }
 
 fn there_is_one(place: &Place) -> Error {
@@ -550,6 +547,16 @@ impl Inner {
     /// Whether one of the name was committed and is not durable.
     fn pending_of(&self, place: &Place) -> bool {
         is_pending(&self.entries.lock(), place)
+    }
+
+    /// Whether one of the name is on its way to the origin, and not only until the name is free there.
+    fn may_take(&self, place: &Place) -> bool {
+        let entries = self.entries.lock();
+        let mut of_name = entries.values().filter(|e| e.place == *place);
+        of_name.any(|e| {
+            let state = e.state.lock();
+            state.is_on_its_way() && !state.journal.taken
+        })
     }
 
     /// The one of its name that has to be durable before this one is sent.

@@ -821,6 +821,22 @@ async fn one_whose_name_another_node_took_holds_up_no_later_one() {
 }
 
 #[tokio::test]
+async fn what_took_the_name_of_another_can_be_removed() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let first = run.begin("run/x", false).await.unwrap();
+    run.put("run/x", &first, "data", b"mine").await.unwrap();
+    let other = br#"{"forebay_checkpoint": 1, "id": "00000000000000ff", "saved_ms": 1, "files": [], "bytes": 0}"#;
+    site.origin.set(&format!("run/x/{MANIFEST}"), &other[..]);
+    run.commit("run/x", &first, &[("data", 4)]).await.unwrap();
+    run.failed().await;
+    run.stages.remove(&place("run/x"), None).await.unwrap();
+    assert!(run.durable("run/x", &first).await);
+    assert_eq!(site.visible("run/x"), Some(first));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn one_whose_name_was_taken_is_known_as_that_after_a_restart() {
     let site = Site::new(256 << 20);
     let run = site.start();
