@@ -70,16 +70,23 @@ def _joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def tokens_of(rows: Rows, column: str, name: Callable[[int, int], tuple[str, int] | None]) -> Table:
+def tokens_of(
+    rows: Rows,
+    column: str,
+    name: Callable[[int, int], tuple[str, int] | None],
+    *,
+    signed: bool,
+) -> Table:
     """A column of lists of whole numbers. A missing list has no tokens.
 
     Args:
         name: Says where a row is, for an error.
+        signed: Whether tokens become ``int64``, or a shorter signed type.
 
     Raises:
-        InvalidRequest: It is another column, or tokens are missing.
+        InvalidRequest: It is another column, or tokens are missing or too large.
     """
-    tables, lacking = [], []
+    tables, lacking, exceeding = [], [], []
     for part in rows._parts:
         found = _arrow.columns(part)[column].lists()
         if found is not None and found[0].dtype == object and all(v is None for v in found[0]):
@@ -92,22 +99,32 @@ def tokens_of(rows: Rows, column: str, name: Callable[[int, int], tuple[str, int
                 hint="name a column of tokens, or give Pack(tokenize=...)",
             )
         values, starts, counts = found
-        lacks = np.zeros(len(counts), np.bool_)
+        lacks = exceeds = np.zeros(len(counts), np.bool_)
         if isinstance(values, np.ma.MaskedArray):
             # What a missing list of a fixed size stands over is missing too, and in no list.
-            before = np.concatenate([[0], np.cumsum(np.ma.getmaskarray(values))])
-            begins = starts[counts > 0]
-            lacks[counts > 0] = before[begins] < before[begins + counts[counts > 0]]
+            lacks = _with_any(np.ma.getmaskarray(values), starts, counts)
             values = np.ma.getdata(values)
+        if signed and values.dtype == np.uint64 and len(values) and int(values.max()) >= 1 << 63:
+            exceeds = _with_any(values >= np.uint64(1 << 63), starts, counts)
         tables.append(Table(values, starts, counts))
         lacking.append(lacks)
+        exceeding.append(exceeds)
     if not tables:
         return Table(np.empty(0, np.int64), *(np.empty(0, np.int64),) * 2)
-    table, lacks = _joined(tables), np.concatenate(lacking)
+    lacks, exceeds = np.concatenate(lacking), np.concatenate(exceeding)
+    table = _joined(tables)
     if rows._pick is not None:
         begins = np.cumsum([0] + [len(t.counts) for t in tables])
         at = begins[rows._pick[:, 0]] + rows._pick[:, 1]
-        table, lacks = Table(table.values, table.starts[at], table.counts[at]), lacks[at]
+        table = Table(table.values, table.starts[at], table.counts[at])
+        lacks, exceeds = lacks[at], exceeds[at]
+    if exceeds.any():
+        raise InvalidRequest(
+            f"{_row_at(rows.ids, rows.sources, int(exceeds.argmax()), name)} has a token of 2**63"
+            f" or more in column {column!r}, and tokens become int64: PyTorch, or another dataset"
+            " of the mix, has signed ones",
+            hint='write smaller numbers; output="numpy" over unsigned columns alone keeps these',
+        )
     if lacks.any():
         raise InvalidRequest(
             f"{_row_at(rows.ids, rows.sources, int(lacks.argmax()), name)} has a list in column"
@@ -115,6 +132,15 @@ def tokens_of(rows: Rows, column: str, name: Callable[[int, int], tuple[str, int
             hint="write the data without them",
         )
     return table
+
+
+def _with_any(flags: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Which lists have a value that is flagged."""
+    before = np.concatenate([[0], np.cumsum(flags)])
+    found = np.zeros(len(counts), np.bool_)
+    begins = starts[counts > 0]
+    found[counts > 0] = before[begins] < before[begins + counts[counts > 0]]
+    return found
 
 
 def _numbers(found: Any) -> np.ndarray:
@@ -164,6 +190,8 @@ class Tokenizing(Recipe):
 
     rules: Pack = field(default_factory=lambda: Pack(1))
     dtype: np.dtype = field(default_factory=lambda: np.dtype("i8"))
+    #: Tokens become those of a signed type in a batch.
+    signed: bool = True
 
     @property
     def decodes_rows(self) -> bool:
@@ -215,7 +243,9 @@ class Tokenizing(Recipe):
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         if samples is None:
-            values, starts, counts = tokens_of(rows, self.rules.column, self.name).first(real)
+            values, starts, counts = tokens_of(
+                rows, self.rules.column, self.name, signed=self.signed
+            ).first(real)
         else:
             counts = np.array([len(s) for s in samples[:real]], np.int64)
             values = np.concatenate(samples) if samples else np.empty(0, np.int64)
@@ -883,7 +913,9 @@ def fetcher(
         )
         pull.job = loader.job
     nothing: list[None] = [None] * len(loader.datasets)
-    recipe = Tokenizing(nothing, "raise", loader._name, rules=pack, dtype=_dtype(loader, pack))
+    dtype = _dtype(loader, pack)
+    signed = dtype.kind == "i" or o.output == "torch"
+    recipe = Tokenizing(nothing, "raise", loader._name, rules=pack, dtype=dtype, signed=signed)
     inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter))
     read = Read(inner, own, loader._name)
     return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride)

@@ -450,6 +450,30 @@ def test_large_tokens_of_signed_and_unsigned_types_keep_their_digits(tmp_path):
     assert sorted(found) == [large + 2 * i for i in range(16)]
 
 
+def test_tokens_that_no_signed_type_holds_are_refused(tmp_path):
+    tokens = [[5 * i, 5 * i + 1] for i in range(8)]
+    tokens[6][1] = 2**63 + 3
+    for name, kind in (("signed", pa.int64()), ("unsigned", pa.uint64())):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        lists = tokens if name == "unsigned" else [[1]] * 8
+        table = pa.table({"tokens": pa.array(lists, pa.list_(kind))})
+        pq.write_table(table, tmp_path / "data" / name / "a.parquet")
+    where = {"origin": f"file://{tmp_path}/data", "cache": f"{tmp_path}/cache:64MiB"}
+    signed, unsigned = (forebay.open(f"data/{n}/", **where) for n in ("signed", "unsigned"))
+    both = forebay.mix([signed, unsigned], [0.5, 0.5], epoch_rows=16)
+    rules = {"pack": forebay.Pack(4), "batch_size": 1, "uneven": "pad"}
+
+    kept = unsigned.loader(**rules, output="numpy")
+    assert 2**63 + 3 in [int(t) for batch in kept for t in batch["tokens"].ravel()]
+    below = unsigned.select(range(6)).loader(**rules, output="torch")
+    assert [t for batch in below for t in batch["tokens"].ravel().tolist()] == sum(tokens[:6], [])
+    for loader in (unsigned.loader(**rules, output="torch"), both.loader(**rules)):
+        with pytest.raises(InvalidRequest) as refused:
+            list(loader)
+        assert "row 6 of data/unsigned/a.parquet" in str(refused.value)
+        assert "'tokens'" in str(refused.value)
+
+
 def test_what_is_too_large_for_one_answer_is_read_in_parts(tmp_path):
     # In its file a row has next to nothing.
     rows = [[i] * 512 for i in range(2100)]
