@@ -30,6 +30,7 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
+from . import _sent as _sent
 from ._forebay import (
     Batch,
     Batches,

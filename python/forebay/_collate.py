@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -124,21 +122,6 @@ def owned(value: Any) -> Any:
             items[i] = owned(item)
         return made
     return value
-
-
-def let_worker_send_views() -> None:
-    """Has this process send views of received memory as ``bytes``, if it is a worker of PyTorch's
-    DataLoader. It could not send them, and the loop would wait for ever.
-    """
-    data = sys.modules.get("torch.utils.data")
-    worker_info = getattr(data, "get_worker_info", None)
-    if worker_info is not None and worker_info() is not None:
-        ForkingPickler.register(memoryview, _as_bytes)
-
-
-def _as_bytes(view: memoryview) -> tuple[type[bytes], tuple[bytes]]:
-    """How a view goes to another process."""
-    return bytes, (bytes(view),)
 
 
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:

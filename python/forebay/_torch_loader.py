@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.utils.data
 
-from ._collate import let_worker_send_views, owned
+from ._collate import owned
 from ._decode import NOTHING
 from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
@@ -212,8 +212,6 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
                 "only one process can receive a stream",
                 hint="DataLoader(num_workers=0) and threads=, or stream=False",
             )
-        # A collate_fn may leave views of Rows in a batch.
-        let_worker_send_views()
         return WorkerIteration(self, self.begin, worker, workers)
 
 

@@ -38,7 +38,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
-from ._collate import let_worker_send_views, owned
+from ._collate import owned
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
@@ -987,7 +987,6 @@ class Dataset(Loadable[S_co]):
             return first if columns is None else first.select_columns(columns)
         ids = self._ids(rows)
         wanted = self._columns if columns is None else self._known(columns)
-        let_worker_send_views()
         return self._take(ids, wanted)
 
     def _take(self, ids: np.ndarray, wanted: Sequence[str] | None) -> Rows:

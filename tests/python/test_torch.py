@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import multiprocessing
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import dataset
 import forebay
@@ -75,6 +77,54 @@ def test_workers_send_items_as_bytes(client, objects):
     loader = DataLoader(data, batch_size=3, num_workers=1, timeout=30, collate_fn=list)
     found = [sample for batch in loader for sample in batch]
     assert found == [objects[name] for name in NAMES[:6]]
+
+
+class Own(torch.utils.data.IterableDataset):
+    """A dataset of a user's own, whose workers yield what a batch has."""
+
+    def __init__(self, client: forebay.Client, names: list[str], what: str) -> None:
+        self.client, self.names, self.what = client, names, what
+
+    def __iter__(self):
+        answer = self.client.batch(self.names, bucket="train", continue_on_error=True)
+        if self.what == "batch":
+            yield answer
+        for item in answer:
+            yield {"views": [item.data]} if self.what == "views" else item
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_dataset_of_ones_own_send_views(client, objects, method):
+    own = {"batch_size": None, "collate_fn": dict, "num_workers": 1, "timeout": 60}
+    data = DataLoader(Own(client, NAMES[:3], "views"), **own, multiprocessing_context=method)
+    assert list(data) == [{"views": [objects[name]]} for name in NAMES[:3]]
+
+
+def as_it_is(sample):
+    return sample
+
+
+def test_what_workers_cannot_send_fails_the_loop(client, objects):
+    own = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1, "timeout": 60}
+    taken = iter(DataLoader(Own(client, [NAMES[0], "none", NAMES[1]], "items"), **own))
+    assert next(taken) == objects[NAMES[0]]
+    with pytest.raises(forebay.EntryFailed, match="none"):
+        list(taken)
+    with pytest.raises(forebay.InvalidRequest):
+        list(DataLoader(Own(client, NAMES[:1], "batch"), **own))
+    # In this process everything is as it was.
+    for unsendable in (memoryview(b"1"), client.batch(NAMES[:1], bucket="train")):
+        with pytest.raises(TypeError):
+            ForkingPickler.dumps(unsendable)
+
+
+def as_list(view: memoryview):
+    return list, (view.tolist(),)
+
+
+def test_how_others_pickle_views_stays(monkeypatch):
+    monkeypatch.setitem(copyreg.dispatch_table, memoryview, as_list)
+    assert pickle.loads(ForkingPickler.dumps(memoryview(b"12"))) == [49, 50]
 
 
 def test_labels_and_transforms(client, objects, truth):
