@@ -354,7 +354,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
         if isinstance(schema, pa.Schema) and len(schema):
             empty = pa.RecordBatch.from_pylist([], schema=schema)
-            self._encoder(self._kinds(empty))
+            # Ray may know of the first block only.
+            self._encoder(self._without_null(self._kinds(empty)))
         _patiently(self.client, lambda: check_empty(self.client, self.bucket, self.prefix))
         self._claim("begun", None)
         self.claimed = True
@@ -408,7 +409,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         kinds = self._kinds(first)
         row_bytes = max(1.0, first.arrow().nbytes / len(first))
         group = between(ROW_GROUP_BYTES / row_bytes, 1, ROW_GROUP_MAX_ROWS)
-        encoder = self._encoder(kinds, group)
+        encoder = self._encoder(self._without_null(kinds), group)
         # Each attempt writes another object: an earlier one, of Ray's, may still be at work.
         unique = uuid.uuid4().hex[:8]
         name = f"{self.request.name}-{ctx.task_idx:06}-{unique}{encoder.extension}"
@@ -441,14 +442,22 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             hint="cast the columns before: all rows of a write have the same ones",
         )
 
+    def _without_null(self, kinds: dict[str, str]) -> dict[str, str]:
+        """What the rows of a task are to its encoder, where a missing value leaves nothing in the
+        shard: a column without values is then one of any type.
+        """
+        if self.request.format not in ("tar", "tfrecord"):
+            return kinds
+        return {name: "text" if of == "null" else of for name, of in kinds.items()}
+
     def _kinds_of_all(self, shards: Sequence[dict[str, Any]]) -> dict[str, str]:
         """What the rows of all shards are. A task may have nothing but missing values of a column:
-        to who reads Parquet, that is one of the type that it has in other shards.
+        to who reads Parquet, tar or TFRecord, that is one of the type that it has in other shards.
         """
         first = shards[0]["kinds"]
         for shard in shards[1:]:
             other = shard["kinds"]
-            if self.request.format == "parquet" and list(first) == list(other):
+            if self.request.format in ("parquet", "tar", "tfrecord") and list(first) == list(other):
                 first = {n: other[n] if of == "null" else of for n, of in first.items()}
                 other = {n: first[n] if of == "null" else of for n, of in other.items()}
             self._check_alike(first, other)

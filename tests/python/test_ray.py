@@ -373,6 +373,24 @@ def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
         again = forebay.open(sink.written.source, client=client)
         assert stored(again.take(range(len(again))).arrow().schema) == schema.types
         assert sorted(row["n"] or 0 for row in again) == [0] * (len(tables) - 1) + [1, 2]
+        for format in ("tar", "tfrecord"):
+            sink = begun(client, f"nothing-tasks-{format}-{at}", format)
+            numbered = [table.select(["id", "n"]) for table in tables]
+            complete(sink, *(task(sink, number, table) for number, table in enumerate(numbered)))
+            again = list(forebay.open(sink.written.source, client=client))
+            assert len(again) == sink.written.rows == len(tables) + 1
+            if format == "tar":
+                found = [None if row["n"] is None else bytes(row["n"]) for row in again]
+                missing = [[None]] * len(tables)
+                missing[next(i for i, of in enumerate(tables) if of is some)] = [b"1", b"2"]
+                assert found == sum(missing, [])
+    # Ray may say at the start what the first block is.
+    first = forebay.ray.ForebayDatasink("bucket/nothing-first/", "tar", client=client)
+    first.on_write_start(none.select(["id", "n"]).schema)
+    # No task says what it is.
+    sink = begun(client, "nothing-at-all", "tar")
+    with pytest.raises(forebay.InvalidRequest, match="null"):
+        complete(sink, task(sink, 0, none.select(["id", "n"])))
     # What differs besides is refused as ever.
     sink = begun(client, "nothing-others")
     parts = [task(sink, 0, numbers(None)), task(sink, 1, numbers(1)), task(sink, 2, numbers(1.5))]
