@@ -357,6 +357,17 @@ def test_a_copy_of_an_item_is_bytes(client, objects):
         pickle.dumps(failed)
 
 
+def test_an_entry_shows_all_that_it_was_given():
+    for given in (
+        {},
+        {"bucket": "b", "archpath": "a/b.txt"},
+        {"start": 0, "length": -1, "opaque": b"\xff' tag"},
+    ):
+        entry = forebay.Entry("o", **given)
+        again = eval(repr(entry), {"Entry": forebay.Entry})
+        assert again.__getnewargs_ex__() == entry.__getnewargs_ex__()
+
+
 def test_repr(client):
     batch = client.batch(["train/one"]).wait()
     assert repr(batch) == f"<forebay.Batch of 1 entries, 1 arrived, {batch.nbytes} bytes, complete>"

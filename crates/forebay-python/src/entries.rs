@@ -56,7 +56,7 @@ impl Entry {
         })
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let mut text = format!("Entry({:?}", self.objname);
         for (name, value) in [("bucket", &self.bucket), ("archpath", &self.archpath)] {
             if let Some(value) = value {
@@ -69,7 +69,10 @@ impl Entry {
         if let Some(length) = self.length {
             text.push_str(&format!(", length={length}"));
         }
-        text + ")"
+        if let Some(opaque) = &self.opaque {
+            text.push_str(&format!(", opaque={}", PyBytes::new(py, opaque).repr()?));
+        }
+        Ok(text + ")")
     }
 
     #[allow(clippy::type_complexity)]
