@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,19 @@ def as_tensor(item: Item) -> torch.Tensor:
     return torch.frombuffer(item, dtype=torch.uint8)
 
 
+def _by_position(what: str, given: Any) -> Any:
+    """What counts its items from 0, with the items of what was given."""
+    if hasattr(given, "iloc") and hasattr(given, "to_numpy"):
+        # A pandas.Series finds by its own labels, and one that was filtered or sorted has others.
+        given = given.to_numpy()
+    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
+        raise TypeError(
+            f"{what} must be a sequence with one item for each row, such as a list or an array, not"
+            f" {type(given).__name__}"
+        )
+    return given
+
+
 class _Samples:
     """Entries and labels, and how an entry becomes a sample. What both datasets share."""
 
@@ -84,11 +97,14 @@ class _Samples:
         on_error: str | Callable[[Item], Any],
     ) -> None:
         check_client(client)
-        if isinstance(samples, (str, bytes)):
+        if isinstance(samples, (str, bytes, Mapping)):
             raise TypeError(
                 "samples must be a sequence of names; for all objects under a prefix use"
                 " from_prefix()"
             )
+        samples = _by_position("samples", samples)
+        if labels is not None:
+            labels = _by_position("labels", labels)
         if labels is None and len(samples) and isinstance(samples[0], tuple):
             samples, labels = [s[0] for s in samples], [s[1] for s in samples]
         if labels is not None and len(labels) != len(samples):
@@ -168,7 +184,8 @@ class MapDataset(torch.utils.data.Dataset):
         client: Where the objects come from.
         samples: One entry per row: a name (``"bucket/key"``, or ``"key"`` with ``bucket=``), a
             :class:`forebay.Entry`, a dict; or pairs ``(entry, label)``. NumPy arrays of strings
-            work and cost forked workers the least memory.
+            work and cost forked workers the least memory. Of a ``pandas.Series`` the values are
+            taken in their order, whatever its index.
         bucket: The bucket of names that have none.
         labels: One label per row, if ``samples`` are not pairs.
         decode: Makes data of an :class:`forebay.Item` (for instance an image decoder that takes

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 import dataset
 import forebay
 import numpy as np
+import pandas
 import pytest
 import torch
 from forebay.torch import IterableDataset, MapDataset
@@ -77,6 +78,32 @@ def test_workers_send_items_as_bytes(client, objects):
     loader = DataLoader(data, batch_size=3, num_workers=1, timeout=30, collate_fn=list)
     found = [sample for batch in loader for sample in batch]
     assert found == [objects[name] for name in NAMES[:6]]
+
+
+@pytest.mark.parametrize("of", [MapDataset, IterableDataset])
+def test_columns_of_a_table_are_taken_in_their_order(client, objects, of):
+    """Whatever their index says, which is another one after a filter or a sort."""
+    table = pandas.DataFrame({"name": NAMES[:6], "label": range(6)}).sort_values(
+        "label", ascending=False
+    )
+    few = table[table.label < 4]
+    for names, labels in (
+        (few.name, few.label),
+        (few.name, few.label.to_numpy()),
+        (few.name.tolist(), few.label),
+        (pandas.Series(zip(few.name, few.label, strict=True), index=few.index), None),
+    ):
+        data = of(client, names, bucket="train", labels=labels, decode=bytes)
+        assert list(data) == [(objects[NAMES[i]], i) for i in (3, 2, 1, 0)]
+
+
+def test_what_has_no_order_is_refused(client):
+    for names in ({NAMES[0]}, {NAMES[0]: 1}, iter(NAMES), NAMES[0], None):
+        with pytest.raises(TypeError):
+            MapDataset(client, names, bucket="train")
+    for labels in ({1}, iter([1])):
+        with pytest.raises(TypeError):
+            MapDataset(client, NAMES[:1], bucket="train", labels=labels)
 
 
 class Own(torch.utils.data.IterableDataset):
