@@ -54,6 +54,34 @@ def test_several_clients_share_one_engine(where, objects):
         assert bytes(client.get("train/img/0042.bin")) == objects["img/0042.bin"]
 
 
+def test_an_engine_answers_for_its_own_origins_only(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+    a, b = (f"data=file://{tmp_path / name}" for name in "ab")
+    cache = f"{tmp_path}/cache:64MiB"
+    assert bytes(forebay.Client(origin=a, cache=cache).get("data/x")) == b"a"
+    with pytest.raises(forebay.InvalidRequest):
+        forebay.Client(origin=b, cache=cache).get("data/x")
+    assert bytes(forebay.Client(origin=a, cache=cache).get("data/x")) == b"a"
+    assert bytes(forebay.Client(origin=b, cache=f"{tmp_path}/b:64MiB").get("data/x")) == b"b"
+
+
+def test_an_origin_may_be_spelt_in_several_ways(tmp_path):
+    where, cache = tmp_path / "data", f"{tmp_path}/cache:64MiB"
+    for name in ("aa", "bb"):
+        (where / name).mkdir(parents=True)
+        (where / name / "x").write_text(name)
+    first = forebay.Client(origin=[f"one=file://{where}/aa", f"file://{where}/*"], cache=cache)
+    assert bytes(first.get("one/x")) == b"aa"
+    for origin in (f"one={where}/aa/", f"one={where}/bb/../aa", f"{where}/*", f"file://{where}/aa"):
+        client = forebay.Client(origin=origin, cache=cache)
+        assert bytes(client.get("aa/x")) == b"aa", origin
+    for origin in (f"one={where}/bb", f"bb={where}/aa", f"{tmp_path}/*"):
+        with pytest.raises(forebay.InvalidRequest):
+            forebay.Client(origin=origin, cache=cache).get("one/x")
+
+
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_other_processes_use_the_first_ones_engine(where, objects, way):
     client = forebay.Client(**where)

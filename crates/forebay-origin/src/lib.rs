@@ -55,7 +55,7 @@ pub use hedged::{Hedged, Hedging};
 pub use hub::HubOrigin;
 pub use limited::{Limited, Limiter};
 pub use local::{LocalOrigin, crc32c_in_etag};
-pub use origins::{Origins, WILDCARD, open, open_in};
+pub use origins::{Origins, WILDCARD, identity_of_bucket, open, open_in};
 pub use prefixed::Prefixed;
 pub use resilient::{REPEATABLE_BODY_MAX_BYTES, Resilient};
 pub use retry::RetryPolicy;

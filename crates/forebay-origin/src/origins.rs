@@ -206,6 +206,23 @@ fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
     })
 }
 
+/// What tells the origin of `bucket` from others, as for [`Origins::identities`]: where `config` leads,
+/// or where this bucket is in it if it stands for many.
+///
+/// # Errors
+/// A configuration that makes no sense.
+pub fn identity_of_bucket(config: &OriginConfig, bucket: &str) -> Result<String> {
+    let mut config = config.clone();
+    match config.check()? {
+        OriginUrl::S3 { bucket: None, .. } => config.url = format!("s3://{bucket}"),
+        OriginUrl::Directory { path, each: true } => {
+            config.url = path.join(bucket).display().to_string();
+        }
+        _ => {}
+    }
+    identity_of(&config, &Environment::of_process())
+}
+
 fn open_shared(
     config: &OriginConfig,
     env: &Environment,

@@ -75,10 +75,14 @@ pub use with_node::stop_nodes;
 #[cfg(feature = "node")]
 mod with_node {
     use super::{Config, Engine, Failure, Result, check};
-    use crate::process;
+    use crate::{process, sync::Mutex};
     use forebay_core::Error;
-    use forebay_server::{Embedded, config::Override};
+    use forebay_server::{
+        Embedded,
+        config::{NamedOrigin, Override},
+    };
     use std::{
+        path::{Path, PathBuf},
         sync::atomic::{AtomicPtr, AtomicUsize, Ordering},
         time::{Duration, Instant},
     };
@@ -97,6 +101,32 @@ mod with_node {
         runtime: Runtime,
         stop: watch::Sender<bool>,
         running: AtomicUsize,
+        /// The sockets of the nodes that run here, and the origins of each.
+        serving: Mutex<Vec<(PathBuf, Vec<NamedOrigin>)>>,
+    }
+
+    impl Host {
+        /// Refuses origins that the node of this socket does not have, if it runs here: it would
+        /// answer for them all the same.
+        fn check(&self, socket: &Path, origins: &[NamedOrigin]) -> Result<()> {
+            let serving = self.serving.lock().clone();
+            let Some((_, served)) = serving.iter().find(|(at, _)| at == socket) else {
+                return Ok(());
+            };
+            for origin in origins {
+                if !origin.is_served_by(served)? {
+                    return Err(Failure::invalid(
+                        "the engine of this cache directory runs in this process already, with \
+                         other origins",
+                    )
+                    .hint(
+                        "another cache= for these origins, or all origins in the first client that \
+                         uses this one: an engine runs until its process ends",
+                    ));
+                }
+            }
+            Ok(())
+        }
     }
 
     static HOST: AtomicPtr<Host> = AtomicPtr::new(std::ptr::null_mut());
@@ -121,6 +151,7 @@ mod with_node {
             runtime,
             stop: watch::channel(false).0,
             running: AtomicUsize::new(0),
+            serving: Mutex::default(),
         };
         let made = Box::into_raw(Box::new(host));
         if HOST
@@ -146,6 +177,9 @@ mod with_node {
             let socket = config.unix_path().ok_or_else(|| {
                 Failure::invalid("listen.unix is off, and the engine has no other way in")
             })?;
+            if let Some(host) = current() {
+                host.check(&socket, &config.origins)?;
+            }
             Ok(Engine { socket, config })
         }
 
@@ -154,7 +188,8 @@ mod with_node {
         pub(super) async fn start(&self) -> forebay_core::Result<()> {
             let host = host()?;
             let (started, outcome) = oneshot::channel();
-            let config = self.config.clone();
+            let (socket, config) = (self.socket.clone(), self.config.clone());
+            let origins = config.origins.clone();
             // A separate task, so that a caller that stops waiting does not stop the node half-way.
             host.runtime.spawn(async move {
                 let node = match forebay_server::embedded(config).await {
@@ -163,6 +198,7 @@ mod with_node {
                     Err(e) => return drop(started.send(Err(e))),
                 };
                 host.running.fetch_add(1, Ordering::AcqRel);
+                host.serving.lock().push((socket, origins));
                 let mut stop = host.stop.subscribe();
                 // The caller may have stopped waiting; the node stays.
                 let _ = started.send(Ok(()));

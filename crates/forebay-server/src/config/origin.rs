@@ -2,7 +2,7 @@
 
 use super::section::Described;
 use forebay_core::{Error, Result, name::validate_bucket};
-use forebay_origin::{OriginConfig, OriginUrl};
+use forebay_origin::{OriginConfig, OriginUrl, WILDCARD, identity_of_bucket};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, IntoDeserializer, value::MapAccessDeserializer},
@@ -83,6 +83,33 @@ impl NamedOrigin {
             }
         })?;
         Ok(Some(name))
+    }
+
+    /// Whether a node with the origins `served` reads this one's bucket, or all of its buckets, from
+    /// where this one leads. Credentials and limits may be others.
+    pub fn is_served_by(&self, served: &[NamedOrigin]) -> Result<bool> {
+        if served.contains(self) {
+            return Ok(true);
+        }
+        let bucket = self.bucket()?;
+        let name = bucket.as_deref().unwrap_or(WILDCARD);
+        let place = |origin: &NamedOrigin| identity_of_bucket(&origin.config, name);
+        let wanted = place(self)?;
+        let mut many = Vec::new();
+        for origin in served {
+            match origin.bucket()? {
+                None => many.push(origin),
+                // A name leads there, whatever the others have.
+                found if found == bucket => return Ok(place(origin)? == wanted),
+                Some(_) => {}
+            }
+        }
+        for origin in many {
+            if place(origin)? == wanted {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -382,6 +409,38 @@ mod tests {
             assert!(told.contains("beside url"), "{told}");
             assert!(!told.contains("SECRET"), "{told}");
         }
+    }
+
+    #[test]
+    fn an_origin_is_served_by_what_leads_to_the_same_place() {
+        let origin = |text: &str| NamedOrigin::parse(text).unwrap();
+        let served = [
+            origin("s3://photos?region=eu"),
+            origin("texts=s3://photos/texts"),
+            origin("s3://"),
+        ];
+        let is_served = |text: &str| origin(text).is_served_by(&served).unwrap();
+        for same in [
+            "s3://photos",
+            "photos=s3://photos/",
+            "texts=s3://photos/texts/?anonymous",
+            "s3://others",
+            "s3://*",
+        ] {
+            assert!(is_served(same), "{same}");
+        }
+        for other in [
+            "photos=s3://others",
+            "texts=s3://texts",
+            "more=s3://others",
+            "gs://others",
+            "s3://photos?endpoint=http://127.0.0.1:9000",
+            "s3://?endpoint=http://127.0.0.1:9000",
+        ] {
+            assert!(!is_served(other), "{other}");
+        }
+        assert!(!origin("s3://").is_served_by(&served[..2]).unwrap());
+        assert!(!origin("s3://others").is_served_by(&served[..2]).unwrap());
     }
 
     #[test]
