@@ -620,6 +620,14 @@ impl Inner {
     }
 
     pub(crate) fn sync_segment(&self, dir: &Directory, segment: &Segment) -> Result<()> {
+        if segment.sync_failed.load(Relaxed) {
+            // What is written from now on goes to another file: the directory may be well again.
+            return Err(Error::internal(format!(
+                "{}: an earlier sync of the file failed",
+                segment.path.display()
+            ))
+            .hint("check the disk; the cache goes on without what was in it"));
+        }
         let synced = segment.file.sync().and_then(|()| {
             if !segment.name_synced.load(Relaxed) {
                 dir.disk.sync_dir(&dir.path)?;
@@ -627,7 +635,10 @@ impl Inner {
             }
             Ok(())
         });
-        synced.map_err(|e| dir.write_failed(e, self.now()))
+        synced.map_err(|e| {
+            segment.sync_failed.store(true, Relaxed);
+            dir.write_failed(e, self.now())
+        })
     }
 
     /// Reads the names of all pins, and writes to each directory those that it lacks.

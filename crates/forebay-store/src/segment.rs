@@ -57,6 +57,8 @@ pub struct Segment {
     pub outdated: AtomicU64,
     /// Its name in the directory is known to be on the disk.
     pub name_synced: AtomicBool,
+    /// What was written here may be lost, though the kernel says at the next sync that all is well.
+    pub sync_failed: AtomicBool,
     pub samples: Sampled,
 }
 
@@ -88,6 +90,7 @@ impl Segment {
             emptying: AtomicBool::new(false),
             outdated: AtomicU64::new(0),
             name_synced: AtomicBool::new(false),
+            sync_failed: AtomicBool::new(false),
             samples: Sampled::default(),
         }
     }

@@ -122,6 +122,27 @@ fn pins_that_are_made_one_by_one_can_be_synced_together() {
     assert!(!store.is_pinned(&name("p8")) && !store.is_pinned(&name("lost")));
 }
 
+/// The kernel tells of what it could not write once; the next sync of the file succeeds without it.
+#[test]
+fn a_pin_in_a_file_that_could_not_be_synced_for_another_one_is_no_pin() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(&[(dir.path(), 64 * MIB)]);
+    let (store, faults, clock) = open_faulty(&config);
+    let first = match store.pin_later(&name("first"), 1).unwrap() {
+        PinnedLater::New(pin) => pin,
+        other => panic!("{other:?}"),
+    };
+    faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)).times(1));
+    assert!(store.pin(&name("second")).is_err());
+    assert!(store.sync_pins(&[first])[0].is_err());
+    assert!(store.pinned().is_empty());
+    // What is pinned again is in another file.
+    clock.advance(Duration::from_secs(31));
+    store.pin(&name("first")).unwrap();
+    drop(store);
+    assert_eq!(open(&config).pinned(), [name("first")]);
+}
+
 #[test]
 fn a_segment_that_a_loss_of_power_took_leaves_its_number_unused() {
     let dir = tempfile::tempdir().unwrap();
