@@ -190,7 +190,7 @@ class Tokenizing(Recipe):
 
     rules: Pack = field(default_factory=lambda: Pack(1))
     dtype: np.dtype = field(default_factory=lambda: np.dtype("i8"))
-    #: Tokens become those of a signed type in a batch.
+    #: Whether tokens have a signed type in a batch.
     signed: bool = True
 
     @property

@@ -1,8 +1,8 @@
 """What workers of PyTorch's DataLoader send to the training loop.
 
-A worker pickles samples in a thread of its own. One that cannot be pickled is lost there: the loop
-waits for it for ever, or ends without it. So views of received memory are sent as ``bytes``, and in
-the place of what cannot be sent goes an error, which the loop raises.
+A worker pickles samples in a thread of its own, which loses a sample that cannot be pickled: the
+loop waits for it for ever, or ends without it. So a worker sends views of received memory as
+``bytes``, and in place of what it cannot send, an error, which the loop raises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _is_worker() -> bool:
 
 
 def _view(view: memoryview) -> Any:
-    # Somebody may have said it of all pickling, after this module was loaded.
+    # Another library may say how all views are pickled, and may have been loaded after this module.
     if reduce := copyreg.dispatch_table.get(memoryview):
         return reduce(view)
     if _is_worker():
@@ -37,7 +37,7 @@ def _item(item: Item) -> Any:
     try:
         return item.__reduce__()
     except Error as e:
-        # Of an entry that failed.
+        # The entry failed.
         if _is_worker():
             return _raise, (e,)
         raise
@@ -58,9 +58,9 @@ def _raise(error: Error) -> NoReturn:
 
 
 def _register() -> None:
-    """Has :mod:`multiprocessing` ask these functions, in this process, where it is loaded: a
-    process is started through it, or forked from one that has loaded it. What somebody else has
-    registered stays.
+    """Has :mod:`multiprocessing` ask these functions, if this process has loaded it. Workers have:
+    that module starts them, or they are forked from a process that has loaded it. What another
+    library has registered stays.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:

@@ -452,7 +452,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
 
     def _kinds_of_all(self, shards: Sequence[dict[str, Any]]) -> dict[str, str]:
         """What the rows of all shards are. A task may have nothing but missing values of a column:
-        to who reads Parquet, tar or TFRecord, that is one of the type that it has in other shards.
+        readers of Parquet, tar and TFRecord take it for one of the type that other shards have.
         """
         first = shards[0]["kinds"]
         for shard in shards[1:]:

@@ -28,7 +28,7 @@ use tokio::{
 /// What the kernel has of a block is read in pieces of this size: each is in the processor's cache
 /// when it is hashed.
 const PIECE_BYTES: usize = 128 << 10;
-/// Into how many places one call reads; the kernel takes no more than 1,024 (`IOV_MAX`).
+/// How many places one call reads into; the kernel takes no more than 1,024 (`IOV_MAX`).
 const VIEWS_MAX: usize = 256;
 
 /// A file that was lent. Any number of threads may read it at once.
@@ -51,8 +51,8 @@ impl Drop for Borrowed {
 }
 
 impl Borrowed {
-    /// Fills each part's memory with the bytes from its start on. Parts come in the order of the
-    /// file. Of a block that several of them share, each byte is read once. It waits for the disk.
+    /// Fills each part's memory with the bytes of the file from its start on, and waits for the disk.
+    /// Parts come in the order of the file. A block that several parts share is read once.
     ///
     /// # Errors
     /// `InvalidInput` for bytes that it does not have, and for parts that overlap or are in another
@@ -95,7 +95,8 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Fills `targets`, one after the other, with the block that begins at `begin`; its checksum.
+    /// Fills `targets`, one after the other, with the block that begins at `begin`, and returns its
+    /// checksum.
     fn block_into(
         &self,
         begin: u64,
@@ -146,7 +147,7 @@ impl Borrowed {
     }
 }
 
-/// Takes what lies before `end` of parts that are in order.
+/// Takes from `parts`, which are in order, what lies before `end`.
 fn parts_before<'a>(
     parts: &mut VecDeque<(u64, &'a mut [u8])>,
     end: u64,

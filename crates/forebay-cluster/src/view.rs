@@ -460,9 +460,9 @@ impl View {
         (0..SLOTS as u32).filter(is_owed).collect()
     }
 
-    /// Whether there are slots that `owner` has by this map, and does not have now, and that this node
-    /// has or had. Then one of the two goes by an older map, and it may be this node: owners may be the
-    /// same again.
+    /// Whether there are slots that `owner` has by the map `by` and does not have by the newest map that
+    /// this node knows, and that this node has or had. Then one of the two nodes goes by an older map. It
+    /// may be this one: a later map may give slots to the owners of an earlier one.
     pub fn disputes(&self, owner: u64, by: &Placed) -> bool {
         let is_disputed = |slot: u32| {
             let now = self.now.first(slot);

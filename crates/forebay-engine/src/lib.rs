@@ -128,7 +128,7 @@ pub struct Engine {
     for_peers: bool,
     /// Whether what other nodes fetch for it is kept in any case (`peers.rs`).
     for_disk: bool,
-    /// Whether it reads on for a reader to whom bytes from an origin have come (`sequential.rs`).
+    /// Whether it continues a read of which bytes have come from an origin (`sequential.rs`).
     continues: bool,
 }
 

@@ -6,7 +6,7 @@ use forebay_core::{Error, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
 use forebay_store::{Advisor, NewPin, Part, PinnedLater, Sources, Store, StoreStats, Wait};
 use std::{cell::RefCell, ops::Range, sync::Arc};
 
-/// Of a long list, so many names are changed before their pins are synced together.
+/// How many names of a long list are changed before their pins are synced together.
 const PINS_TOGETHER: usize = 500;
 
 /// What can be done to the cached data of an object.

@@ -9,8 +9,9 @@
 //!
 //! What other nodes have, and is not kept here, passes (`passing.rs`).
 //!
-//! To a reader, the runs are one read: once bytes have come from the origin, those that follow are
-//! not refused at once because others find that it does not answer ([`GetRequest::continues`]).
+//! To a reader, the runs are one read: once bytes of it have come from the origin, requests for the
+//! next ones are not refused at once because others have found that the origin does not answer
+//! ([`GetRequest::continues`]).
 //!
 //! [`GetRequest::continues`]: forebay_origin::GetRequest::continues
 //!

@@ -235,7 +235,7 @@ impl Engine {
         let writes = &self.inner.writes;
         let place = writes.places.clone().acquire_owned().await;
         let place = place.map_err(|_| closing())?;
-        // It may have waited for its place.
+        // Writes may have been forbidden while this one waited for its place.
         self.inner.buckets.may_write()?;
         let writing = Writing {
             engine: self.clone(),
@@ -263,8 +263,9 @@ impl Engine {
             .unwrap_or_else(|e| Err(Error::internal("a write was broken off").caused_by(e)))
     }
 
-    /// Waits for the writes that are under way, for as long as `patience`. Others wait meanwhile, and
-    /// until what this returns is dropped; `None`: some are still under way, and none waits.
+    /// Waits for the writes that are under way, at most for `patience`. New writes wait meanwhile, and
+    /// then until the caller drops what this returns. `None`: some writes are still under way, and new
+    /// ones do not wait any more.
     pub async fn pause_writes(&self, patience: Duration) -> Option<OwnedSemaphorePermit> {
         let places = self.inner.writes.places.clone();
         let all = places.acquire_many_owned(limits::WRITES_IN_FLIGHT_MAX as u32);

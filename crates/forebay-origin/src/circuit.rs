@@ -80,7 +80,7 @@ struct Open {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attempt {
     First,
-    /// An attempt after one that failed, or for what follows bytes that have come.
+    /// An attempt after one that failed, or a request for what follows bytes that have come.
     Next,
 }
 

@@ -181,8 +181,8 @@ pub(crate) fn kind_of(status: StatusCode, code: &str) -> ErrorKind {
     }
 }
 
-/// What an error means that comes in an answer of success: S3 begins some answers before it knows
-/// how they end.
+/// The kind of an error that comes after the status 200: S3 begins some answers before it knows how
+/// they end.
 pub(crate) fn kind_of_late(code: &str) -> ErrorKind {
     let status = match code {
         "InvalidPart" | "InvalidPartOrder" | "InvalidRequest" => StatusCode::BAD_REQUEST,

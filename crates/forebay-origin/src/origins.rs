@@ -206,8 +206,8 @@ fn identity_of(config: &OriginConfig, env: &Environment) -> Result<String> {
     })
 }
 
-/// What tells the origin of `bucket` from others, as for [`Origins::identities`]: where `config` leads,
-/// or where this bucket is in it if it stands for many.
+/// What tells the origin of `bucket` from others, as [`Origins::identities`] does: where `config`
+/// leads; or, if `config` stands for many buckets, where this one is among them.
 ///
 /// # Errors
 /// A configuration that makes no sense.

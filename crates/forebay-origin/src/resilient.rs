@@ -144,7 +144,7 @@ impl Resilient {
 
 /// By what an object is known that was made of parts.
 struct Made {
-    /// `None`: that of a part is not known.
+    /// `None`: the size of some part is not known.
     size: Option<u64>,
     /// What S3 makes of the MD5s of the parts. `None`: their ETags are no MD5s.
     etag: Option<String>,
@@ -184,8 +184,8 @@ impl Shared {
             .inspect_err(|_| self.counters.refuse())
     }
 
-    /// Permission to ask for what follows bytes that have come: [`Body::admitted`] for a request of
-    /// its own.
+    /// Permission to ask for what follows bytes that have come. It is to a new request what
+    /// [`Body::admitted`] is to a body that broke off.
     async fn admit_next(&self) -> Result<Admission> {
         let mut attempts = Attempts::begin(&self.policy);
         loop {

@@ -23,8 +23,8 @@ pub struct GetRequest {
     /// What is known of the version that is read. Nodes of a cluster know bytes by it; buckets do
     /// without.
     pub version: Option<Arc<ObjectMeta>>,
-    /// Whether the reader has had bytes from before these: while the origin does not answer others,
-    /// this request waits for its turn to ask, like the rest of a body that broke off.
+    /// Whether the reader has had the bytes before these. If so, and the origin does not answer other
+    /// requests, this one waits for its turn to ask, as the rest of a body that broke off does.
     pub continues: bool,
 }
 

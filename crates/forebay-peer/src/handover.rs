@@ -221,8 +221,8 @@ impl Cluster {
         let changes = self.changes();
         let view = self.view();
         let (epoch, seed) = (view.map().epoch, view.map().seed);
-        // A table may come back, as when a node that was forgotten joins again: who knows only the
-        // earlier map with it owes nothing by that.
+        // A table may come back, as when a node that was forgotten joins again: a node that knows only
+        // the earlier map with that table owes nothing by it.
         let counts_alike = self.counts_alike();
         if counts_alike && epoch < by_epoch {
             return Err(unknown_table(epoch));
@@ -237,7 +237,8 @@ impl Cluster {
             let Some(placed) = view.placed_by(table) else {
                 return Err(unknown_table(epoch));
             };
-            // Whose map is the newer one, epochs do not say. Who goes by an older one gets another soon.
+            // Epochs do not say whose map is newer. Whichever node goes by the older one gets the newer
+            // one soon.
             if !counts_alike && view.disputes(asker, placed) {
                 return Err(unknown_table(epoch));
             }
@@ -281,7 +282,7 @@ impl Cluster {
             };
             let epoch = match !counts_alike || view.is_still(table, by_epoch) {
                 true => placed.map().epoch,
-                // There were other owners in between: of what they had, the owner did not speak.
+                // The slots had other owners in between. The owner did not speak of what those had.
                 false => by_epoch,
             };
             Ok((view.owed(owner, placed), epoch))
@@ -1042,7 +1043,7 @@ mod tests {
         // By its own map it asked before.
         let (again, _) = cluster.owed(2, table, maps[0].map().epoch).await.unwrap();
         assert_eq!(owed, again);
-        // That it has everything, it said by the map of then, and is heard late.
+        // It said by the earlier map that it has everything, and is heard late.
         let before = maps[0].map().epoch;
         cluster.release(2, table, before).await.unwrap();
         let (still, _) = cluster.owed(2, table, epoch).await.unwrap();

@@ -186,8 +186,8 @@ pub(crate) enum What {
     /// Of no object: what the asker owns by the table with this checksum, and who is asked had
     /// before; from here on. The answer is [`Pulled`].
     Pull { table: u64, after: Option<Walk> },
-    /// Of no object: the asker has all that [`What::Pull`] gives by this table, which was that of a map
-    /// of the question's epoch.
+    /// Of no object: the asker has all that [`What::Pull`] gives by this table. The question's epoch is
+    /// that of the map with this table by which the asker took it over.
     Released { table: u64 },
     /// Of no object: how far the hand-over of slots is. The answer is [`Moving`].
     Moving,

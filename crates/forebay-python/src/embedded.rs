@@ -101,13 +101,13 @@ mod with_node {
         runtime: Runtime,
         stop: watch::Sender<bool>,
         running: AtomicUsize,
-        /// The sockets of the nodes that run here, and the origins of each.
+        /// The socket and the origins of each node that runs in this process.
         serving: Mutex<Vec<(PathBuf, Vec<NamedOrigin>)>>,
     }
 
     impl Host {
-        /// Refuses origins that the node of this socket does not have, if it runs here: it would
-        /// answer for them all the same.
+        /// Refuses origins that the node at this socket does not have, if it runs in this process: it
+        /// would answer from its own origins.
         fn check(&self, socket: &Path, origins: &[NamedOrigin]) -> Result<()> {
             let serving = self.serving.lock().clone();
             let Some((_, served)) = serving.iter().find(|(at, _)| at == socket) else {

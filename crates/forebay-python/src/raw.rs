@@ -332,8 +332,9 @@ impl Borrowed {
                 (*start, target)
             })
             .collect();
-        // Two may be of the same memory, as the weights of layers that share them: what is read
-        // last stays, and nothing is verified in which the other one was written meanwhile.
+        // Two parts may be the same memory, as with layers that share weights. Such parts are read one
+        // after the other: what is read last stays, and no part is verified while another is written
+        // over it.
         let mut places: Vec<(usize, usize)> = targets
             .iter()
             .map(|(_, Target(at, len))| (*at as usize, *len))

@@ -42,8 +42,8 @@ const ACCEPT_ERRORS_TOLD_EVERY: Duration = Duration::from_secs(60);
 pub struct Stop {
     /// Take on nothing new.
     pub stop: CancellationToken,
-    /// Nor from other nodes. This comes later: they tell this one of writes for as long as it holds its
-    /// lease.
+    /// Take on nothing new from other nodes either. This comes later than `stop`: other nodes tell this
+    /// one of writes for as long as it holds its lease.
     pub peers: CancellationToken,
     /// The time is up: break off.
     pub abort: CancellationToken,

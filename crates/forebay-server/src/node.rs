@@ -179,11 +179,11 @@ impl Node {
         metrics.set_buckets(config.bucket_names());
         let energy =
             (config.energy.monitor()?).map(|energy| forebay_energy::Monitor::start(&energy));
-        // After all else that may fail: flushes go on from this moment.
+        // This comes after all else that may fail: flushes go on from this moment.
         let stages = open_stages(&config, &engine, store).await?;
         if let Some(joined) = &joined {
-            // The advice holds the cache, which stays locked until the engine is closed. Where the
-            // start fails from here on, it is closed.
+            // The advice holds the cache, so the cache stays locked until the engine is closed. If the
+            // start fails from here on, the engine is closed.
             let advice = ClusterAdvice::new(joined.cluster.clone(), Some(plans.advisor()));
             engine.set_advisor(Some(Arc::new(advice)));
         }
@@ -414,8 +414,8 @@ impl Node {
             let Some(joined) = &self.app.joined else {
                 return;
             };
-            // The lease is what promises that others see a write: those that are under way end with
-            // it, and what waits meanwhile finds that there is none.
+            // The lease is what promises that others see a write. So writes that are under way end
+            // while there is a lease, and those that wait meanwhile find that there is none.
             let _paused = match joined.cluster.lease() {
                 Some(_) => {
                     let patience = LAST_WRITES.min(deadline / 2);
@@ -423,8 +423,8 @@ impl Node {
                 }
                 None => None,
             };
-            // From then on nobody can tell this node of writes, so it says first that it trusts
-            // nothing that it knows: others would wait for it.
+            // Once it serves no peers, nobody can tell this node of writes, and others would wait for
+            // it. So it says first that it trusts nothing that it knows.
             joined.leave().await;
             self.stop.peers.cancel();
         };

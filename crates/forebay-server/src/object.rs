@@ -30,8 +30,8 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
-    // A list may come in several lines. One that is no text is a list all the same, of ETags that no
-    // object has.
+    // A list may come in several lines. A line that is no text counts as one with ETags that no object
+    // has.
     let list = |name: HeaderName| {
         let lines: Vec<Cow<'_, str>> = headers
             .get_all(name)

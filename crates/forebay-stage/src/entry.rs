@@ -96,7 +96,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Whether it is a whole checkpoint that was committed, or is at this moment, and is not durable.
+    /// Whether it is a whole checkpoint that was committed, or is being committed, and is not durable.
     pub fn is_on_its_way(&self) -> bool {
         let pending = self.phase.is_pending() || self.phase == Phase::Committing;
         pending && self.journal.part.is_none()

@@ -104,8 +104,8 @@ pub struct Journal {
     /// Files that come last may be at `<prefix>/<name>` already, with those of this checkpoint.
     #[serde(default)]
     pub publishing: bool,
-    /// Another checkpoint had its name at the origin, which it may not replace: later ones of its name
-    /// do not wait for it.
+    /// Another checkpoint had its name at the origin, and it may not replace that one: later ones of its
+    /// name do not wait for it.
     #[serde(default)]
     pub taken: bool,
     /// It was durable, and is removed with its manifest.

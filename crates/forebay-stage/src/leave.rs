@@ -69,7 +69,7 @@ impl Inner {
         let place = entry.place.clone();
         let (inner, is_noted) = (self.clone(), saved.is_ok());
         self.tasks.spawn(async move {
-            // What is not noted may have to be sent by the next start.
+            // If that is not noted, the next start may have to send the files.
             if is_noted {
                 tokio::select! {
                     () = inner.stop.cancelled() => return,
@@ -160,7 +160,7 @@ impl Inner {
     /// Removes the files of a checkpoint that was committed and is given up: their room does not wait
     /// until the origin has nothing of it any more.
     async fn empty(self: &Arc<Self>, entry: &Arc<Entry>) {
-        // What is being sent is read.
+        // Uploads that are under way read the files.
         entry.writes.wait().await;
         let folders = self.folders(entry);
         let emptied = spawn_blocking(move || {
@@ -182,7 +182,7 @@ impl Inner {
     fn give_back_files(&self, entry: &Entry) {
         {
             let mut state = entry.state.lock();
-            // With its room: who looks for room waits for what is gone.
+            // In one step with its room: whoever looks for room waits for checkpoints that go.
             state.phase = Phase::Removing;
             state.ahead = None;
             for room in &mut state.rooms {

@@ -175,8 +175,8 @@ impl Stages {
 }
 
 impl Inner {
-    /// Whether the origin is to be asked for what cannot be read here. What is here of it goes then, or
-    /// went a moment ago.
+    /// Whether the origin is to be asked for a checkpoint that cannot be read here. If so, its files here
+    /// are dropped, or were a moment ago.
     fn distrust(self: &Arc<Self>, entry: &Arc<Entry>, e: &Error) -> bool {
         if entry.leave(|state| state.phase == Phase::Durable) {
             tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),

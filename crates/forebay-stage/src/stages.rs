@@ -549,7 +549,8 @@ impl Inner {
         is_pending(&self.entries.lock(), place)
     }
 
-    /// Whether one of the name is on its way to the origin, and not only until the name is free there.
+    /// Whether one of the name is on its way to the origin, and does not only wait until the name is free
+    /// there.
     fn may_take(&self, place: &Place) -> bool {
         let entries = self.entries.lock();
         let mut of_name = entries.values().filter(|e| e.place == *place);
@@ -780,7 +781,7 @@ impl Inner {
                 )));
             }
             let left = match begin.part {
-                // It may have been committed since that was looked for.
+                // Another one may have been committed since the origin was asked.
                 None if !begin.replace && is_pending(&entries, &place) => {
                     return Err(there_is_one(&place));
                 }

@@ -404,8 +404,8 @@ impl Inner {
                 }
             }
         });
-        // Each was durable where it was, and that file goes: also at the next attempt, which does not
-        // find them there any more.
+        // Each of these pins was durable in the file that goes. They are synced even if emptying it
+        // failed: the next attempt does not find them there any more.
         for moved_to in victim.pins_moved_to.values() {
             if let Err(e) = self.sync_segment(dir, moved_to) {
                 tracing::warn!(dir = %dir.path.display(), error = %e.describe(), "pins that were moved \

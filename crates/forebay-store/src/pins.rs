@@ -46,7 +46,7 @@ struct Pin {
 #[derive(Debug)]
 pub struct NewPin {
     name: ObjectName,
-    /// There may have been another pin of the name since.
+    /// Tells it from a later pin of the name.
     number: u64,
 }
 
@@ -74,7 +74,7 @@ pub struct Pins {
     cost: AtomicU64,
     /// Pins that want several nodes.
     mirrored: AtomicUsize,
-    /// Of the [`NewPin`]s, from 1.
+    /// The number of the next [`NewPin`]; the first is 1.
     next: AtomicU64,
     limit: u64,
     /// Held while a name is pinned or unpinned: what is in memory and what is on the disks change
@@ -177,7 +177,7 @@ impl Pins {
         self.map.read().get(&hash).map_or(0, |pin| pin.unsynced)
     }
 
-    /// The pin with this number is on the disk.
+    /// Notes that the pin with this number is on the disk.
     fn synced(&self, hash: u128, number: u64) {
         if let Some(pin) = self.map.write().get_mut(&hash)
             && pin.unsynced == number
@@ -186,7 +186,7 @@ impl Pins {
         }
     }
 
-    /// A pin is not on the disk yet: its number.
+    /// Notes that a pin is not on the disk yet, and gives it a number.
     fn begins_unsynced(&self, hash: u128) -> u64 {
         let number = self.next.fetch_add(1, Relaxed);
         if let Some(pin) = self.map.write().get_mut(&hash) {
@@ -351,8 +351,8 @@ impl Store {
         new.iter().map(sync).collect()
     }
 
-    /// Raises the number of nodes of a name that is pinned; whether that was less. Whoever calls has
-    /// the turn of the name.
+    /// Raises the number of nodes on which a pinned name is to be kept. `false`: it was that, or more.
+    /// The caller has the turn of the name.
     fn raise_pin(&self, name: &ObjectName, copies: u8) -> Result<bool> {
         let inner = &self.inner;
         let hash = name.hash128();
@@ -363,7 +363,7 @@ impl Store {
         }
         // Known once it is durable.
         if let Err(e) = inner.write_pin(name, copies, |_| false, true) {
-            // The next start would find the record: the number of before is written after it.
+            // The next start would find that record, so the earlier number is written after it.
             if let Err(again) = inner.write_pin(name, before, |_| false, true) {
                 tracing::debug!(object = %name, error = %again, "what a pin was before is not for \
                     certain on the disk");

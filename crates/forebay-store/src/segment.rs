@@ -57,7 +57,8 @@ pub struct Segment {
     pub outdated: AtomicU64,
     /// Its name in the directory is known to be on the disk.
     pub name_synced: AtomicBool,
-    /// What was written here may be lost, though the kernel says at the next sync that all is well.
+    /// A sync failed, so what was written here may be lost, though the next sync may succeed: the kernel
+    /// tells of a failure only once.
     pub sync_failed: AtomicBool,
     pub samples: Sampled,
 }

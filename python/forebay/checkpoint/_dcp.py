@@ -143,9 +143,10 @@ class StorageWriter(_StorageWriter):
         meta: JSON that readers of the manifest are told; at most 64 KiB.
         retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
             limits, or is started again. A rank that saves alone, and ranks at other nodes than that
-            of rank 0, write their files anew then. Of several ranks, those at the node of rank 0
-            write again what it did not take, but not what it had: if that node is started again
-            before the commit, the save fails, and nothing of it is visible: save again.
+            of rank 0, write their files anew then. If several ranks save, those at the node of rank
+            0 write a file again that it did not take. They do not write again what it had taken: if
+            that node is started again before the commit, the save fails, and nothing of it is
+            visible. Save again then.
     """
 
     def __init__(
@@ -318,7 +319,7 @@ class StorageWriter(_StorageWriter):
         elsewhere: bool,
         retry_for: float = 0.0,
     ) -> list[WriteResult]:
-        # `retry_for`: for each file, beside what the whole is begun anew for.
+        # `retry_for` is for each file. Callers that begin the whole anew leave it at 0.
         _refuse_caching(getattr(planner, "_enable_plan_caching", False))
         files = _files_of(plan.items, self.threads)
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()

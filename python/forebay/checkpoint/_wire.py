@@ -485,7 +485,7 @@ class Writing:
             try:
                 ask(self.client, "DELETE", path_of(*self.place, id=self.id, part=self.part))
             except Conflict:
-                # In this moment the node notes a commit that nobody waits for any more.
+                # The node is just noting a commit that nobody waits for any more.
                 time.sleep(pause)
                 continue
             except Error:
@@ -734,7 +734,7 @@ class Reading:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        # What was read ahead is not asked for again.
+        # Pieces that were read ahead are not asked for again.
         self.stop.set()
         # The threads of the first one hand over to the second.
         self._pool_here.shutdown(cancel_futures=True)
@@ -812,7 +812,7 @@ class Reading:
                 self._pool.submit(_run, part.done, self._ask_into, file, part.start, part.target)
                 waiting.popleft()
         except BaseException as e:
-            # Those that the other threads have are theirs.
+            # Parts that other threads have been given are theirs.
             for part in waiting:
                 if part.done.set_running_or_notify_cancel():
                     part.done.set_exception(e)

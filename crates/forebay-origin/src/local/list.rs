@@ -367,7 +367,8 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
         }
         let kind = match entry.file_type() {
             Ok(kind) => kind,
-            // Where names do not tell their type, it is looked up: this one was removed meanwhile.
+            // Some file systems do not tell the type with the name, so it is looked up. This file was
+            // removed meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };

@@ -3,8 +3,9 @@
 //! - A write goes to a file in `.forebay/` (never listed, not a key), is synced, and takes its
 //!   place by one rename or link: a reader sees the old object or the new one, and a crash leaves
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
-//!   it that are not known to be on disk. Before a delete is, the directory is synced from which
-//!   the last name went, also by a delete that finds that another one has just removed the file.
+//!   it that are not known to be on disk. Before a delete is acknowledged, the directory from which
+//!   the last name went is synced. A delete that finds no file syncs too, if another delete of it is
+//!   still under way.
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
@@ -69,7 +70,7 @@ struct Root {
     changes: forebay_core::sync::RwLock<()>,
     /// Directories whose names, like those of all directories above them, are known to be on disk.
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
-    /// The files of deletes that have not synced yet, once for each delete.
+    /// The file of each delete that has not synced yet. Two deletes of one file are in it twice.
     removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
     listings: list::Listings,
     threads: Threads,
@@ -694,7 +695,7 @@ impl Origin for LocalOrigin {
                     drop(shared);
                     sync(left)
                 }
-                // The other one may have removed it, and not be on the disk yet.
+                // The other delete may have removed the file and not have synced that yet.
                 Err(e) if e.kind() == io::ErrorKind::NotFound && removing.is_by_another() => {
                     drop(shared);
                     sync(parent)
@@ -1016,7 +1017,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         origin.delete("a/b").await.unwrap();
         assert_eq!(*origin.0.removals.lock(), [root.join("a")]);
-        // It is about something else.
+        // The other delete is of another file.
         origin.delete("a/none").await.unwrap();
         assert_eq!(synced(), 1);
         drop(other);

@@ -85,8 +85,8 @@ impl NamedOrigin {
         Ok(Some(name))
     }
 
-    /// Whether a node with the origins `served` reads this one's bucket, or all of its buckets, from
-    /// where this one leads. Credentials and limits may be others.
+    /// Whether a node with the origins `served` reads the bucket of this origin, or all its buckets,
+    /// from the same place as this origin. Credentials and limits may differ.
     pub fn is_served_by(&self, served: &[NamedOrigin]) -> Result<bool> {
         if served.contains(self) {
             return Ok(true);
@@ -99,7 +99,7 @@ impl NamedOrigin {
         for origin in served {
             match origin.bucket()? {
                 None => many.push(origin),
-                // A name leads there, whatever the others have.
+                // An origin that names the bucket goes before those that stand for many.
                 found if found == bucket => return Ok(place(origin)? == wanted),
                 Some(_) => {}
             }

@@ -151,8 +151,8 @@ pub fn check_document(
     Ok(())
 }
 
-/// Whether a parameter that says which part of a bucket or an object is meant goes with the method.
-/// Where it does not, the S3 library takes no notice of it: it would write or remove the whole.
+/// Whether a parameter that names a part of a bucket or an object goes with the method. If it does
+/// not, the S3 library ignores it, and would write or remove the whole bucket or object.
 fn is_in_its_place(name: &str, method: &Method, object: bool) -> bool {
     match name {
         "attributes" => *method == Method::GET && object,

@@ -1,9 +1,9 @@
 //! Answers to what may take minutes: the completion of an upload, and a copy.
 //!
-//! Clients that hear nothing for a minute or so close the connection and ask again. So such an answer
-//! begins before it is known, as S3's own does: with the status 200, the first line of a document, and
-//! a space now and then. The rest of the document follows when it is there. It may be an error:
-//! clients of S3 look for that in these answers.
+//! Clients that hear nothing for a minute or so close the connection and ask again. So the node begins
+//! such an answer before it knows it, as S3 does: it sends the status 200, the first line of a document,
+//! and then a space every [`SILENCE_MAX`]. The rest of the document follows when it is there. It may be
+//! an error: clients of S3 look for that in these answers.
 
 use super::error::{ErrorDocument, Refusal};
 use crate::{body::AnswerBody, note::Note};
@@ -14,14 +14,15 @@ use http::{HeaderValue, Response, header};
 use http_body_util::BodyExt;
 use std::{future::Future, sync::Arc, time::Duration};
 
-/// How long a client hears nothing.
+/// The longest time for which a client hears nothing.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 const DECLARATION: &[u8] = b"<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
 
 type Answer = Result<Response<AnswerBody>, Refusal>;
 
-/// The answer to a request for `resource`, or its beginning if there is none after `silence`.
+/// The answer to a request for `resource`. If there is none after `silence`, its beginning: the rest
+/// follows in its body.
 pub async fn begun(
     answer: impl Future<Output = Answer> + Send + 'static,
     silence: Duration,
@@ -51,7 +52,8 @@ pub async fn begun(
     Ok(response)
 }
 
-/// The document of an answer without its declaration. That of a failure is always an error.
+/// The document of an answer, without its declaration. If the answer is a failure, it is always a
+/// document of an error.
 async fn document(answered: Answer, resource: &str, note: &Note) -> Result<Bytes> {
     let response = answered.unwrap_or_else(|refusal| refusal.response(resource, note));
     let status = response.status();
@@ -95,7 +97,7 @@ mod tests {
         let (sender, receiver) = oneshot::channel::<()>();
         let mut waits = is_late.then_some(sender);
         let answer = async move {
-            // An error: it waits no longer.
+            // It waits until the sender is dropped, which is an error here.
             let _ = receiver.await;
             answer
         };

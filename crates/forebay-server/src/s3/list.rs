@@ -18,7 +18,7 @@ const URL: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'*');
 
-/// How many pages without a name are passed over for one answer.
+/// How many pages without a name one answer passes over.
 const EMPTY_PAGES_MAX: usize = 1000;
 
 /// How names are written in an answer.
@@ -112,7 +112,8 @@ impl Ops {
             };
             let mut page = self.page(&input.bucket, request(None)).await?;
             let mut empty = 0;
-            // This call goes on behind a name, so a page without any would be its end.
+            // Clients of this call go on behind the last name of a page, so a page without names would
+            // be the end.
             while page.entries.is_empty()
                 && page.prefixes.is_empty()
                 && let Some(token) = page.next_token.take()

@@ -134,8 +134,8 @@ impl Ops {
             &note,
         )?;
         let parts = self.completed_parts(&name, &input, &note)?;
-        // Of parts that came through this node, too: they may have come again through another, or be
-        // gone.
+        // This can be said of parts that came through this node, too: they may have come again through
+        // another one, or be gone.
         let refusal = |e: Error| match e.kind() {
             ErrorKind::Invalid => Refusal::bad("InvalidPart", e),
             _ => upload_failed(e),
