@@ -482,7 +482,7 @@ def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
             with pytest.raises(forebay.InvalidRequest):
                 meant("s3://runs/a", client=site.client, retry_for=-1)
         site.kill()
-        # Without it, at once.
+        # Without `retry_for`, it fails at once.
         writer = ckpt.StorageWriter("s3://runs/dcp-again/none", client=site.client)
         with pytest.raises(dcp.CheckpointException):
             dcp.save(wanted, storage_writer=writer, no_dist=True)
@@ -639,7 +639,7 @@ def test_ranks_of_dcp_at_one_node_write_again_what_it_did_not_take(site, monkeyp
         writers[0].finish(metadata, results)
         return writers[0].handle
 
-    # Without it, at once.
+    # Without `retry_for`, it fails at once.
     with pytest.raises(forebay.Busy):
         save("dcp-busy/a", 0)
     assert staged(site, "dcp-busy/") == []
@@ -702,7 +702,7 @@ def test_a_load_that_fails_waits_for_nothing_that_is_made_again(pieces):
         file = Incoming(reading, "state.pt")
         file.seek(_CHUNK_BYTES)
         with pytest.raises(forebay.PermissionDenied):
-            # One piece is waited for, and the next ones are read ahead; or two are waited for.
+            # It waits for one piece while the next ones are read ahead, or it waits for two.
             file.read(pieces * _CHUNK_BYTES)
     assert time.monotonic() - began < 45
 
@@ -1340,12 +1340,12 @@ def test_parts_that_share_a_block_are_one_piece(monkeypatch):
             reading.begin(file, start, memoryview(bytearray(end - start)))
 
         block, piece = _wire._BLOCK_BYTES, _wire._PIECE_BYTES
-        # Up to where a piece ends, what begins in the block in which the last one ended.
+        # Each begins in the block in which the last one ended: one read, until a piece ends.
         ask("a", 64, block + 64)
         ask("a", block + 128, block + 192)
         ask("a", block + 192, piece + 5)
         ask("a", piece + 64, piece + 2 * block)
-        # In another block, in another file, and before what is asked for already.
+        # These are reads of their own: in other blocks, in another file, and before the others.
         ask("a", piece + 2 * block, piece + 2 * block + 9)
         ask("a", piece + 3 * block, piece + 3 * block + 9)
         ask("b", 0, 9)
@@ -1383,7 +1383,7 @@ def test_each_part_of_a_piece_ends_though_not_all_can_be_handed_on(monkeypatch):
         reading._read_next()
         first, _, second, *rest = parts
         assert [work[1] for work in given] == [first, second]
-        # Nobody else ends what is handed on.
+        # Only those who were given a part end it.
         assert first.running() and not second.done()
         for part in rest:
             with pytest.raises(OSError, match="no more threads"):
@@ -1404,7 +1404,7 @@ def test_tensors_that_share_their_memory_are_read_from_a_lent_file(own):
     found = {"a": first, "b": tied, "c": tied, "d": last}
     dcp.load(found, storage_reader=ckpt.StorageReader(name, client=own.client), no_dist=True)
     assert first.eq(0).all() and last.eq(3).all()
-    # Threads may take turns in it, but what they read was verified.
+    # Threads may take turns to write into this memory, but what they read was verified.
     assert set(tied.unique().tolist()) <= {1.0, 2.0}
     assert lent(own.node) == before + 1
     # All but the metadata came without the node.

@@ -30,7 +30,7 @@ pub struct MemoryOrigin {
     pub objects: Mutex<BTreeMap<String, (Bytes, ObjectMeta)>>,
     /// The gets so far: key and range.
     pub gets: Mutex<Vec<(String, Option<Range<u64>>)>>,
-    /// The ranges of those that continue a read.
+    /// The ranges of the gets that continue a read.
     pub continued: Mutex<Vec<Range<u64>>>,
     /// The number of heads so far.
     pub heads: AtomicU64,
