@@ -651,7 +651,11 @@ def test_ranks_of_dcp_at_one_node_write_again_what_it_did_not_take(site, monkeyp
     assert all(bool((found[f"w{rank}"] == rank).all()) for rank in range(2))
 
 
-def test_a_read_that_fails_waits_for_no_other_that_is_made_again():
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("order", [("refused", "down"), ("down", "refused")])
+def test_a_read_that_fails_waits_for_no_other_that_is_made_again(order, together):
+    from forebay.checkpoint._dcp import _Batch
+
     asked = threading.Event()
 
     class Node:
@@ -668,9 +672,15 @@ def test_a_read_that_fails_waits_for_no_other_that_is_made_again():
     reading.open(Node(), "s3://runs/a", {"refused": 1, "down": 1}, 60)
     reading.id = ""
     began = time.monotonic()
-    with pytest.raises(forebay.PermissionDenied):
-        reading.fill([(file, 0, memoryview(bytearray(1))) for file in ("refused", "down")])
-    reading.close()
+    jobs = [(file, 0, memoryview(bytearray(1))) for file in order]
+    with reading, pytest.raises(forebay.PermissionDenied):
+        if together:
+            reading.fill(jobs)
+        else:
+            batch = _Batch(reading)
+            for job in jobs:
+                batch.add(*job)
+            batch.finish()
     assert time.monotonic() - began < 45
 
 
@@ -1389,6 +1399,74 @@ def test_each_part_of_a_piece_ends_though_not_all_can_be_handed_on(monkeypatch):
             with pytest.raises(OSError, match="no more threads"):
                 part.result(0)
         assert second.cancel()
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_no_piece_is_left_behind_for_which_no_thread_comes(monkeypatch, is_given):
+    with _wire.Reading.__new__(_wire.Reading) as reading:
+        reading.open(None, "s3://runs/lent/left", {"a": 64 << 20})
+        work: list[object] = []
+
+        def give(each: object) -> None:
+            if is_given:
+                work.append(each)
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(reading._pool_here, "submit", give)
+        with pytest.raises(RuntimeError, match="new thread"):
+            reading.submit("a", 0, memoryview(bytearray(9)))
+        assert not reading._waiting
+        # A thread that had other work may come for it.
+        for each in work:
+            each()
+        monkeypatch.setattr(reading._pool_here, "submit", work.append)
+        monkeypatch.setattr(
+            reading, "_borrow_into", lambda _, piece: piece[0].done.set_result(None)
+        )
+        done = reading.submit("a", 0, memoryview(bytearray(9)))
+        work[-1]()
+        assert done.done() and not reading._waiting
+
+
+def test_parts_of_a_lent_piece_that_cannot_be_read_can_be_cancelled():
+    asked, goes_on = threading.Event(), threading.Event()
+    starts: list[int] = []
+
+    class Lent:
+        """Its blocks are damaged."""
+
+        def read_into(self, parts):
+            raise OSError("damaged")
+
+        def close(self):
+            pass
+
+    class Node:
+        def _borrow(self, path):
+            return Lent()
+
+        def _read_into(self, path, start, target):
+            starts.append(start)
+            if start == 0:
+                asked.set()
+            assert goes_on.wait(30)
+
+    with _wire.Reading.__new__(_wire.Reading) as reading:
+        reading.open(Node(), "s3://runs/lent/cancelled", {"a": 64 << 20})
+        reading.id = ""
+        # All threads are busy with other parts of the same piece.
+        many = 3 * _wire._PARALLEL
+        work: list[object] = []
+        give, reading._pool_here.submit = reading._pool_here.submit, work.append
+        parts = [reading.submit("a", at, memoryview(bytearray(9))) for at in range(0, 9 * many, 9)]
+        assert len(work) == 1
+        give(work[0])
+        assert asked.wait(30)
+        assert parts[-1].cancel()
+        goes_on.set()
+        _wire.finish(parts[:-1])
+        assert _wire.wait(parts, 30).not_done == set()
+    assert sorted(starts) == list(range(0, 9 * (many - 1), 9))
 
 
 def test_tensors_that_share_their_memory_are_read_from_a_lent_file(own):

@@ -645,17 +645,32 @@ class _Batch:
         self._begun: deque[tuple[list[Begun[None]], int, typing.Callable[[], None] | None]]
         self._begun = deque()
         self._held = 0
+        #: What the first one that failed raised.
+        self._failure: BaseException | None = None
 
     def add(self, file: str, start: int, target: memoryview) -> None:
         """A range into memory that is there already."""
-        self._begun.append((self._reading.begin(file, start, target), 0, None))
+        self._begun.append((self._begin(file, start, target), 0, None))
 
     def hold(self, file: str, start: int, held: memoryview, use: typing.Callable[[], None]) -> None:
         """A range into memory of its own, which ``use`` is done with."""
         while self._held and self._held + held.nbytes > _HELD_BYTES:
             self._finish_one()
         self._held += held.nbytes
-        self._begun.append((self._reading.begin(file, start, held), held.nbytes, use))
+        self._begun.append((self._begin(file, start, held), held.nbytes, use))
+
+    def _begin(self, file: str, start: int, target: memoryview) -> list[Begun[None]]:
+        begun = self._reading.begin(file, start, target)
+        for future in begun:
+            future.add_done_callback(self._look)
+        return begun
+
+    def _look(self, done: Begun[None]) -> None:
+        """After a failure, those before it are not asked for again either."""
+        failure = None if done.cancelled() else done.exception()
+        if failure is not None and self._failure is None:
+            self._failure = failure
+            self._reading.stop.set()
 
     def then(self, use: typing.Callable[[], None]) -> None:
         """What is done when everything before it is there."""
@@ -668,7 +683,13 @@ class _Batch:
 
     def _finish_one(self) -> None:
         begun, held, use = self._begun.popleft()
-        _wire.finish(begun, self._reading.stop)
+        try:
+            _wire.finish(begun, self._reading.stop)
+        except Error as e:
+            if self._failure is None or self._failure is e:
+                raise
+            # It was not asked for again because that one had failed.
+            raise self._failure from e
         if use is not None:
             use()
         self._held -= held

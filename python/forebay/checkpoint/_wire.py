@@ -19,7 +19,7 @@ import typing
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
 from .._arguments import check_client, is_unicode
 from .._fetch import PASSING, UNSURE, patiently
@@ -773,12 +773,13 @@ class Reading:
             self._pool.submit(_run, done, self._ask_into, file, start, target)
             return done
         with self._lock:
-            waiting = self._waiting.setdefault(file, deque())
+            waiting = self._waiting.get(file)
             if waiting and waiting[-1][-1].shares_block(start):
                 waiting[-1].append(_Part(done, start, target))
                 return done
-            waiting.append([_Part(done, start, target)])
-        self._pool_here.submit(self._read_next)
+            # First, as it may fail: a piece waits only if a thread comes for it.
+            self._pool_here.submit(self._read_next)
+            self._waiting.setdefault(file, deque()).append([_Part(done, start, target)])
         return done
 
     def _read_next(self) -> None:
@@ -790,7 +791,9 @@ class Reading:
             free = (file for file in self._waiting if file not in self._readers)
             file = next(itertools.chain(mine, free), None)
             if file is None:
-                file = next(iter(self._waiting))
+                file = next(iter(self._waiting), None)
+                if file is None:
+                    return  # Giving this work to a thread failed after it was given.
             else:
                 self._readers[file] = me
             pieces = self._waiting[file]
@@ -804,10 +807,11 @@ class Reading:
         waiting = deque(part for part in piece if not part.is_cancelled())
         if not waiting:
             return
+        # They can be cancelled all along; whoever waits is told when their memory may go.
         try:
             borrowed = self.borrow(file)
-            while borrowed is None and waiting:
-                # They can still be cancelled.
+            is_read = borrowed is not None and self._read_into(borrowed, file, waiting)
+            while not is_read and waiting:
                 part = waiting[0]
                 self._pool.submit(_run, part.done, self._ask_into, file, part.start, part.target)
                 waiting.popleft()
@@ -817,20 +821,9 @@ class Reading:
                 if part.done.set_running_or_notify_cancel():
                     part.done.set_exception(e)
             return
-        if borrowed is None:
-            return
-        piece = [part for part in waiting if part.done.set_running_or_notify_cancel()]
-        try:
-            is_read = self._read_into(borrowed, file, piece)
-        except BaseException as e:
-            for part in piece:
-                part.done.set_exception(e)
-            return
-        for part in piece:
-            if is_read:
+        for part in waiting:
+            if part.done.set_running_or_notify_cancel():
                 part.done.set_result(None)
-            else:
-                _do(part.done, self._ask_into, file, part.start, part.target)
 
     def _read_into(self, borrowed: _Borrowed, file: str, piece: Sequence[_Part]) -> bool:
         """Whether it could be read without the node."""
@@ -938,12 +931,8 @@ class Reading:
 
 def _run(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:
     """Does what ``done`` stands for, if nobody has cancelled it."""
-    if done.set_running_or_notify_cancel():
-        _do(done, work, *args)
-
-
-def _do(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:
-    """Does what ``done`` stands for, which can no longer be cancelled."""
+    if not done.set_running_or_notify_cancel():
+        return
     try:
         work(*args)
     except BaseException as e:
@@ -959,12 +948,15 @@ def _close(borrowed: Future[_Borrowed | None]) -> None:
 
 
 def finish(begun: Sequence[Future[None]], stop: Stop | None = None) -> None:
-    """Waits for all, and raises what one of them raised. Their memory may go afterwards. After a
-    failure, ``stop`` is set: requests that look at it are not made again then.
+    """Waits for all, or until one fails, and raises its error. Their memory may go afterwards.
+    After a failure, ``stop`` is set: requests that look at it are not made again then.
     """
     try:
+        if len(begun) > 1:
+            wait(begun, return_when=FIRST_EXCEPTION)
         for future in begun:
-            future.result()
+            if len(begun) == 1 or future.done():
+                future.result()
     except BaseException:
         if stop is not None:
             stop.set()
