@@ -789,6 +789,40 @@ def test_ctrl_c_while_a_save_waits_until_it_is_durable_does_not_give_it_up(own, 
     assert same(ckpt.load("s3://runs/c/b", client=own.client), state(2, 1))
 
 
+def test_ctrl_c_while_other_threads_of_a_rank_of_dcp_write_ends_them(site, monkeypatch):
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    main, refused = threading.get_ident(), []
+
+    def refuses(*_, **__):
+        if threading.get_ident() == main:
+            # The other thread has the other file, and this one waits for it.
+            while not refused:
+                time.sleep(0.01)
+            return []
+        refused.append(threading.current_thread())
+        raise forebay.Busy("the node is over its limits")
+
+    monkeypatch.setattr("forebay.checkpoint._dcp._write_file", refuses)
+    options = {"client": site.client, "retry_for": 60}
+    writers = [ckpt.StorageWriter("s3://runs/c/d", **options) for _ in range(2)]
+    planner, plans = DefaultSavePlanner(), []
+    for rank, writer in enumerate(writers):
+        writer.set_up_storage_writer(rank == 0)
+        planner.set_up_planner({f"w{n}": torch.zeros(9) for n in range(2)}, None, rank == 0)
+        plans.append(writer.prepare_local_plan(planner.create_local_plan()))
+    plans = writers[0].prepare_global_plan(plans)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        writers[0].write_data(planner.finish_plan(plans[0]), planner)
+    # `is_alive` takes one for ended whose `join` was interrupted.
+    while refused[0] in threading.enumerate():
+        assert time.monotonic() - began < 30
+        time.sleep(0.01)
+    writers[0].reset()
+
+
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_a_commit_whose_answer_is_lost_is_not_made_twice(own, monkeypatch, overwrite):
     from forebay.checkpoint import _wire

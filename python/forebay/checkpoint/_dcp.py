@@ -348,13 +348,28 @@ class StorageWriter(_StorageWriter):
                 with lock:
                     results.extend(written)
 
-        others = min(self.threads, len(files)) - 1
-        threads = [threading.Thread(target=run, name="forebay-save") for _ in range(others)]
-        for thread in threads:
-            thread.start()
-        run()
-        for thread in threads:
-            thread.join()
+        def run_beside(ended: Begun[None]) -> None:
+            try:
+                run()
+            finally:
+                ended.set_result(None)
+
+        # Not by `join`: once that was interrupted, it takes a thread that goes on for ended.
+        others: list[Begun[None]] = []
+        try:
+            for _ in range(min(self.threads, len(files)) - 1):
+                ended: Begun[None] = Begun()
+                name = "forebay-save"
+                threading.Thread(target=run_beside, args=(ended,), name=name).start()
+                others.append(ended)
+            run()
+            wait(others)
+        except BaseException as e:
+            # Ctrl-C, most of all: the others end with the request that they are at.
+            failures.append(e)
+            stop.set()
+            wait(others)
+            raise
         if failures:
             raise failures[0]
         return results
