@@ -355,7 +355,7 @@ impl Stages {
     /// that nobody sees half of it. Returns when the origin has nothing of it any more.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict` if one of its name is on its way.
+    /// `NotFound`; `Conflict` if one of its name is on its way, and not only until the name is free.
     pub async fn remove(&self, place: &Place, id: Option<&str>) -> Result<()> {
         let inner = self.0.clone();
         if inner.may_take(place) {

@@ -243,7 +243,8 @@ def list_durable(
 
 def remove(name: str, *, client: Client | None = None, retry_for: float = 0.0) -> None:
     """Removes a durable checkpoint from its origin: its manifest first, so that nobody sees half of
-    it. Raises ``NotFound``, and ``Conflict`` while one of this name is on its way.
+    it. Raises ``NotFound``, and ``Conflict`` while another one of this name is on its way to take
+    its place (one with ``overwrite=False`` that waits until the name is free does not count).
 
     Args:
         retry_for: Seconds for which it is tried again while the node cannot be reached, or is over
