@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -51,6 +51,18 @@ def _whole(what: str, value: Any, least: int, most: int) -> int:
     if number is None or not least <= number <= most:
         raise ValueError(f"{what} must be a whole number from {least} to {most}, not {value!r}")
     return number
+
+
+def _same_lengths(one: Any, other: Any) -> bool:
+    """Whether both name the same column, or are the same numbers, of one dataset or several."""
+    if one is other:
+        return True
+    if any(lengths is None or isinstance(lengths, str) for lengths in (one, other)):
+        return type(one) is type(other) and bool(one == other)
+    if len(one) == len(other) and any(np.ndim(next(iter(each), 0)) for each in (one, other)):
+        # Of several datasets.
+        return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return np.array_equal(one, other)
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,14 @@ class Pack:
     pad_id: int = 0
     eos_id: int | None = None
     tokenize: Callable[[Any], Any] | None = None
-    lengths: str | Sequence[Any] | np.ndarray | None = None
+    lengths: str | Sequence[Any] | np.ndarray | None = field(default=None, hash=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Pack):
+            return NotImplemented
+        names = [f.name for f in fields(self) if f.name != "lengths"]
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return same and _same_lengths(self.lengths, other.lengths)
 
     def __post_init__(self) -> None:
         numbers = {

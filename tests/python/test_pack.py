@@ -474,6 +474,24 @@ def test_tokens_that_no_signed_type_holds_are_refused(tmp_path):
         assert "'tokens'" in str(refused.value)
 
 
+def test_rules_with_arrays_of_lengths_are_compared():
+    array = np.arange(5)
+    same = forebay.Pack(8, lengths=array)
+    for lengths in (array.copy(), array.astype(np.uint8), array.tolist(), torch.arange(5)):
+        assert same == forebay.Pack(8, lengths=lengths)
+        assert hash(same) == hash(forebay.Pack(8, lengths=lengths))
+    for other in (
+        forebay.Pack(9, lengths=array),
+        *(forebay.Pack(8, lengths=n) for n in (array + 1, array[:4], [array], None, "n", [])),
+    ):
+        assert same != other and other != same and other == other
+    mixed = forebay.Pack(8, lengths=[array, array[:2]])
+    assert mixed == forebay.Pack(8, lengths=[array.copy(), [0, 1]])
+    assert mixed != forebay.Pack(8, lengths=[array, array[:3]])
+    assert forebay.Pack(8, lengths="n") == forebay.Pack(8, lengths="n") != forebay.Pack(8)
+    assert same != 8
+
+
 def test_what_is_too_large_for_one_answer_is_read_in_parts(tmp_path):
     # In its file a row has next to nothing.
     rows = [[i] * 512 for i in range(2100)]
