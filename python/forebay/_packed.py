@@ -100,12 +100,16 @@ def tokens_of(
             )
         values, starts, counts = found
         lacks = exceeds = np.zeros(len(counts), np.bool_)
+        missing = None
         if isinstance(values, np.ma.MaskedArray):
             # What a missing list of a fixed size stands over is missing too, and in no list.
-            lacks = _with_any(np.ma.getmaskarray(values), starts, counts)
+            missing = np.ma.getmaskarray(values)
+            lacks = _with_any(missing, starts, counts)
             values = np.ma.getdata(values)
         if signed and values.dtype == np.uint64 and len(values) and int(values.max()) >= 1 << 63:
-            exceeds = _with_any(values >= np.uint64(1 << 63), starts, counts)
+            large = values >= np.uint64(1 << 63)
+            # What stands where a token is missing is anything.
+            exceeds = _with_any(large if missing is None else large & ~missing, starts, counts)
         tables.append(Table(values, starts, counts))
         lacking.append(lacks)
         exceeding.append(exceeds)

@@ -474,6 +474,19 @@ def test_tokens_that_no_signed_type_holds_are_refused(tmp_path):
         assert "'tokens'" in str(refused.value)
 
 
+def test_a_missing_token_is_missing_whatever_stands_in_its_place():
+    from forebay._packed import tokens_of
+
+    numbers = np.array([1, 2**63 + 5, 3], np.uint64)
+    bits = pa.py_buffer(bytes([0b101]))
+    items = pa.Array.from_buffers(pa.uint64(), 3, [bits, pa.py_buffer(numbers)])
+    lists = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), items)
+    rows = forebay.Rows([pa.record_batch({"tokens": lists})], np.arange(1, dtype=np.uint64))
+    for signed in (True, False):
+        with pytest.raises(InvalidRequest, match="tokens are missing"):
+            tokens_of(rows, "tokens", lambda source, row: ("a", row), signed=signed)
+
+
 def test_rules_with_arrays_of_lengths_are_compared():
     array = np.arange(5)
     same = forebay.Pack(8, lengths=array)
