@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 
+from ._warn import warn
 from .errors import InvalidRequest
 from .rows import Rows
 
@@ -220,8 +220,5 @@ def can_pin() -> bool:
 
     if torch.cuda.is_available():
         return True
-    warnings.warn(
-        "pin_memory: PyTorch does not see a GPU, so batches stay in ordinary memory",
-        stacklevel=3,
-    )
+    warn("pin_memory: PyTorch does not see a GPU, so batches stay in ordinary memory")
     return False

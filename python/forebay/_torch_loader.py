@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +16,7 @@ from ._decode import NOTHING
 from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
 from ._plan import RELAXED, State
+from ._warn import warn
 from .errors import InvalidRequest
 from .loader import NO_DATASET, Loader
 from .stats import Meter
@@ -190,7 +190,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         total = self.loader.total(self.begin)
         if total is None:
             if trains_from_workers_with_states():
-                warnings.warn(AHEAD_IN_WORKERS, stacklevel=2)
+                warn(AHEAD_IN_WORKERS)
             raise TypeError("the end of this iteration is not known")
         return total * (self.loader.options.batch_size or 1) if self.samples else total
 

@@ -1286,6 +1286,18 @@ def test_rows_of_a_dataset_come_from_a_worker(ds):
         ForkingPickler.dumps(memoryview(b"1"))
 
 
+def test_a_warning_points_at_the_line_that_iterates(ds, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    options = {"output": "torch", "columns": ["id"], "pin_memory": True}
+    pack = forebay.Pack(8, column="id", tokenize=lambda number: [number])
+    packs = ds.loader(2, output="torch", pack=pack, pin_memory=True)
+    for loader in (ds.loader(10, **options), packs):
+        with pytest.warns(UserWarning, match="pin_memory") as told:
+            next(iter(loader))
+            next(iter(loader.torch()))
+        assert {warning.filename for warning in told} == {__file__}
+
+
 def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
     truth = [bytes(row["data"]) for row in ds.take(range(20))]
     data = ds.loader(batch_size=10).torch()
