@@ -37,6 +37,7 @@ def main():
     accelerator.register_for_checkpointing(loader)
     if os.path.exists(CHECKPOINT):
         accelerator.load_state(CHECKPOINT)
+        accelerator.print(f"goes on with epoch {loader.epoch} of {EPOCHS}, from {CHECKPOINT}")
     for epoch in range(loader.epoch, EPOCHS):
         for batch in loader:
             images, labels = send_to_device(batch, accelerator.device)

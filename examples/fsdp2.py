@@ -68,9 +68,14 @@ def main():
         )
         loader.load_state_dict(json.loads(found["loader"]))
         done = found["step"]
+    if done >= STEPS:
+        if dist.get_rank() == 0:
+            print(f"{LAST} has {done} steps already: give more, or remove it")
+        dist.destroy_process_group()
+        return
 
     loss = torch.tensor(math.nan)
-    for batch in itertools.islice(loader, max(0, STEPS - done)):
+    for batch in itertools.islice(loader, STEPS - done):
         tokens = batch["tokens"].long().to(kind)
         loss = torch.nn.functional.cross_entropy(
             model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:]

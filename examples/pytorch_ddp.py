@@ -43,6 +43,8 @@ def main():
         network.load_state_dict(saved["model"])
         # A few numbers, the same on all ranks: they load into any number of ranks.
         loader.load_state_dict(saved["loader"])
+        if dist.get_rank() == 0:
+            print(f"goes on with epoch {loader.epoch} of {EPOCHS}, from {CHECKPOINT}")
 
     for epoch in range(loader.epoch, EPOCHS):
         for images, labels in loader:

@@ -10,18 +10,19 @@ import forebay
 import webdataset as wds
 
 NODE = os.environ["FOREBAY_NODE"]
-SHARDS = sys.argv[1] if len(sys.argv) > 1 else "my-bucket/images/{000..003}.tar"
+DATA = sys.argv[1] if len(sys.argv) > 1 else "s3://my-bucket/images/{000..003}.tar"
 
 
 def unchanged():
     """The unchanged pipeline, over the node's S3 endpoint: the second epoch comes from its disk."""
-    pipeline = wds.WebDataset(f"{NODE}/{SHARDS}", shardshuffle=False).decode("pil")
+    urls = f"{NODE}/{DATA.removeprefix('s3://')}"
+    pipeline = wds.WebDataset(urls, shardshuffle=False).decode("pil")
     return {sample["__key__"]: sample["cls"] for sample in pipeline}
 
 
 def replaced():
     """The same samples by number: shuffled over all shards, dealt to ranks, resumed exactly."""
-    dataset = forebay.open(f"s3://{SHARDS}")
+    dataset = forebay.open(DATA)
     loader = dataset.loader(batch_size=16, shuffle=forebay.Block(4), seed=1, uneven="pad")
     return {row["__key__"]: int(bytes(row["cls"])) for batch in loader for row in batch}
 

@@ -188,6 +188,23 @@ def test_a_sharded_checkpoint_goes_on(far, tmp_path):  # noqa: F811
     done = run([*alone, program, data, "24"], far, tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert re.search(r"steps 21 to 24 on 1 ranks, loss \d", done.stdout), done.stdout
+    done = run([*alone, program, data, "24"], far, tmp_path)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "has 24 steps already" in done.stdout, done.stdout
+
+
+def test_an_example_that_is_run_again_says_where_it_goes_on(far, tmp_path):  # noqa: F811
+    alone = [*TORCHRUN[:-1], "1", str(EXAMPLES / "pytorch_ddp.py")]
+    for expected in ("epoch 1: ", "goes on with epoch 2 of 2"):
+        done = run(alone, far, tmp_path)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert expected in done.stdout, done.stdout
+
+
+def test_webdatasets_example_takes_the_name_of_a_dataset(far, tmp_path):  # noqa: F811
+    data = "s3://my-bucket/images/{000..001}.tar"
+    done = run([str(EXAMPLES / "webdataset_dropin.py"), data], far, tmp_path)
+    assert "the same samples" in done.stdout, f"{done.stdout}\n{done.stderr}"
 
 
 def test_the_notebook_runs_from_top_to_bottom(far, tmp_path):  # noqa: F811
