@@ -75,7 +75,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     the steps ``w``, ``w + n``, …, and DataLoader takes from its workers in turn: the batches come
     in the loader's order, whatever the number of workers. With ``samples=True`` it yields single
     samples, for a DataLoader that puts them together: with the loader's ``batch_size``, and without
-    ``drop_last``.
+    ``drop_last``. An ``IterableDataset`` of your own goes over this too, and not over the loader
+    itself, which knows nothing of workers: each of them would yield all of its batches.
 
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``; but a batch of

@@ -963,6 +963,25 @@ def real_ids(batch) -> list[int]:
     return batch["id"][torch.as_tensor(real)].tolist()
 
 
+class Doubled(torch.utils.data.IterableDataset):
+    """One of the user's own, over the batches of a loader."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        for batch in self.batches:
+            yield 2 * batch["id"]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_workers_divide_the_batches_that_a_dataset_of_ones_own_goes_over(ds, workers):
+    loader = ds.loader(40, output="torch", columns=["id"], shuffle=forebay.Full(), seed=3)
+    own = DataLoader(Doubled(loader.torch()), batch_size=None, num_workers=workers)
+    wanted = [2 * batch["id"] for batch in loader]
+    assert [batch.tolist() for batch in own] == [batch.tolist() for batch in wanted]
+
+
 @pytest.mark.parametrize("samples", [False, True])
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_dataloader_yields_the_loaders_order(ds, workers, samples):
