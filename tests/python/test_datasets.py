@@ -324,6 +324,8 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
     assert [r["u"] for r in unsigned.take([0, 1, 2])] == [0, 2**64 - 1, None]
     with pytest.raises(client.ServerError):
         unsigned[3]
+    inferred = client.open(f"scratch/{scratch}/c/", url=node.url)
+    assert inferred.schema["u"] == "Json" and inferred[1]["u"] == str(2**64 - 1)
     put("d/d.jsonl", b'{"o": {"c": 1, "n": 2}}\n{"o": {"c": "x"}}\n')
     nested = client.open(f"scratch/{scratch}/d/", url=node.url)
     again = client.open(f"scratch/{scratch}/d/", schema=nested.schema, url=node.url)

@@ -2,7 +2,7 @@
 //!
 //! The lines are objects; their fields are the columns, in the order in which they first appear.
 //! What a line lacks is null. Integers mixed with other numbers are floats. Values without a common
-//! type, objects with too many names, and integers beyond 64 bits stay JSON: a column of text
+//! type, objects with too many names, and integers beyond those of `i64` stay JSON: a column of text
 //! ([`Kind::Json`]), which holds any of them as written in the line.
 
 use super::scan::{Bad, Scanner, Token};
