@@ -354,6 +354,11 @@ class Resumable:
     """
 
     def __init__(self, dataloader: torch.utils.data.DataLoader) -> None:
+        if isinstance(dataloader, (Loader, LoaderDataset)):
+            raise TypeError(
+                "Resumable is for DataLoader(loader.torch(), batch_size=None, …); without a"
+                " DataLoader, a loader has state_dict() and load_state_dict() itself"
+            )
         data = dataloader.dataset
         if not isinstance(data, LoaderDataset):
             raise TypeError(

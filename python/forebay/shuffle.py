@@ -89,14 +89,9 @@ def to_wire(shuffle: object, what: str = "shuffle") -> dict[str, Any]:
             return {"kind": "full"}
         case str():
             return to_wire(_of_text(shuffle))
-        case bool():
-            raise TypeError(
-                f"{what} must be forebay.Block(16), forebay.Full(), forebay.Window(10000)"
-                " or None, not True or False"
-            )
     raise TypeError(
-        f"{what} must be a forebay.Window, forebay.Block, forebay.Full or None, not"
-        f" {type(shuffle).__name__}"
+        f"{what} must be forebay.Block(16), forebay.Full(), forebay.Window(10000) or None, not"
+        f" {shuffle!r:.100}"
     )
 
 

@@ -1202,6 +1202,9 @@ def test_what_cannot_be_resumed_is_refused(ds):
         Resumable(DataLoader(loader.torch(), batch_size=8))
     with pytest.raises(TypeError):
         Resumable(DataLoader(ds, batch_size=8))
+    for given in (loader, loader.torch()):
+        with pytest.raises(TypeError):
+            Resumable(given)
     given = DataLoader(loader.torch(), batch_size=None)
     Resumable(given)
     with pytest.raises(forebay.InvalidRequest, match="another Resumable"):
