@@ -110,21 +110,40 @@ pub async fn answer_with(
     note: &Note,
 ) -> Result<Answered> {
     let mut range = range_header(headers)?;
+    // The caller's options, where the range is read of the version that was compared alone.
+    let mut whole = None;
     if range.is_some() && headers.contains_key(header::IF_RANGE) {
-        range = if_range(engine, name, headers, &mut options)
-            .await?
-            .then_some(range)
-            .flatten();
+        let asked = options.clone();
+        match if_range(engine, name, headers, &mut options).await? {
+            true => whole = Some(asked),
+            false => range = None,
+        }
     }
-    let answer = if *method == Method::HEAD {
-        head(engine, name, range, &options, note).await
-    } else {
-        get(engine, name, range, &options, note).await
-    };
+    let mut answer = get_or_head(engine, name, method, range, &options, note).await;
+    let refused = answer.as_ref().err().map(Error::kind);
+    if let Some(asked) = whole.filter(|_| refused == Some(ErrorKind::PreconditionFailed)) {
+        // It has changed since it was compared, and then all of it is the answer; or a condition of
+        // the client's own does not hold, which it is told.
+        answer = get_or_head(engine, name, method, None, &asked, note).await;
+    }
     answer.or_else(|e| match Unmodified::of(&e) {
         Some(known) => Ok(not_modified(known, note)),
         None => Err(e),
     })
+}
+
+async fn get_or_head(
+    engine: &Engine,
+    name: &ObjectName,
+    method: &Method,
+    range: Option<ByteRange>,
+    options: &ReadOptions,
+    note: &Note,
+) -> Result<Answered> {
+    match *method == Method::HEAD {
+        true => head(engine, name, range, options, note).await,
+        false => get(engine, name, range, options, note).await,
+    }
 }
 
 async fn get(
@@ -557,6 +576,55 @@ mod tests {
         assert_eq!(get(http_date(modified_ms)).await, (206, "12".into()));
         let other = http_date(modified_ms + 5000);
         assert_eq!(get(other).await, (200, "0123456789".into()));
+    }
+
+    #[tokio::test]
+    async fn a_range_is_not_applied_to_what_changes_after_the_comparison() {
+        use forebay_core::{ManualClock, MemoryBudget};
+        use forebay_engine::{EngineConfig, FixedBuckets};
+        use forebay_origin::Operation;
+        use forebay_testing::{
+            Fault, Faults, Faulty,
+            engine::{MemoryOrigin, NOW},
+        };
+        use futures::FutureExt;
+        use http_body_util::BodyExt;
+        let origin = Arc::new(MemoryOrigin::default());
+        let faults = Faults::new();
+        let mut buckets = FixedBuckets::default();
+        let faulty = Faulty::new(origin.clone(), faults.clone());
+        buckets.0.insert("data".into(), Arc::new(faulty));
+        let engine = Engine::new(
+            EngineConfig::default(),
+            Arc::new(buckets),
+            None,
+            Arc::new(ManualClock::at(NOW)),
+            MemoryBudget::new(64 << 20),
+        );
+        let (note, name) = (note(), forebay_testing::engine::name("k"));
+        let get = async |own: Option<HeaderValue>| {
+            origin.set("k", "0123456789");
+            let etag = origin.objects.lock()["k"].1.etag.clone().unwrap();
+            let mut headers = HeaderMap::from_iter([
+                (header::RANGE, HeaderValue::from_static("bytes=1-2")),
+                (header::IF_RANGE, etag.parse().unwrap()),
+            ]);
+            headers.extend(own.map(|own| (header::IF_MATCH, own)));
+            let changed = origin.clone();
+            let change = move |key: String| {
+                let changed = changed.clone();
+                async move { changed.set(&key, "abcdefghij") }.boxed()
+            };
+            faults.next(Operation::Get, Fault::Hook(Arc::new(change)));
+            answer(&engine, &name, &Method::GET, &headers, &note).await
+        };
+        let answered = get(None).await.unwrap();
+        assert_eq!(answered.status(), StatusCode::OK);
+        let body = answered.into_body().collect().await.unwrap();
+        assert_eq!(body.to_bytes(), "abcdefghij");
+        let own = HeaderValue::from_static("\"another\"");
+        let refused = get(Some(own)).await.err().map(|e| e.kind());
+        assert_eq!(refused, Some(ErrorKind::PreconditionFailed));
     }
 
     #[tokio::test]
