@@ -372,11 +372,15 @@ pub fn http_date(ms: i64) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(ms))
 }
 
-/// Milliseconds since the epoch.
+/// Milliseconds since the epoch, of a date in any of the three formats of RFC 9110, section 5.6.7.
 pub fn parse_http_date(text: &str) -> Option<i64> {
-    DateTime::parse_from_rfc2822(text.trim())
-        .ok()
-        .map(|t| t.timestamp_millis())
+    let text = text.trim();
+    if let Ok(t) = DateTime::parse_from_rfc2822(text) {
+        return Some(t.timestamp_millis());
+    }
+    let obsolete = httpdate::parse_http_date(text).ok()?;
+    let since = obsolete.duration_since(UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_millis()).ok()
 }
 
 /// An object's name from a request.
@@ -401,6 +405,9 @@ mod tests {
         let text = "Sun, 06 Nov 1994 08:49:37 GMT";
         assert_eq!(parse_http_date(text), Some(784_111_777_000));
         assert_eq!(http_date(784_111_777_999), text);
+        for obsolete in ["Sunday, 06-Nov-94 08:49:37 GMT", "Sun Nov  6 08:49:37 1994"] {
+            assert_eq!(parse_http_date(obsolete), Some(784_111_777_000));
+        }
         assert_eq!(parse_http_date("yesterday"), None);
         for ms in (0..4_000_000_000_000).step_by(86_399_000_003) {
             let slow = DateTime::from_timestamp_millis(ms)
