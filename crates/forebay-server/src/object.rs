@@ -328,8 +328,9 @@ fn header_text(value: &str) -> String {
     }
 }
 
+/// Sets a header, to UTF-8 where the text is not ASCII.
 fn set(headers: &mut HeaderMap, name: HeaderName, value: Option<&str>) {
-    if let Some(value) = value.and_then(|v| HeaderValue::from_str(v).ok()) {
+    if let Some(value) = value.and_then(|v| HeaderValue::from_bytes(v.as_bytes()).ok()) {
         headers.insert(name, value);
     }
 }
@@ -449,6 +450,7 @@ mod tests {
             last_modified_ms: 0,
             attributes: Attributes {
                 content_type: Some("image/png".into()),
+                content_disposition: Some("inline; filename=\"ü.png\"".into()),
                 user: vec![("a".into(), "ü".into()), ("b".into(), "x".into())],
                 ..Attributes::default()
             },
@@ -469,6 +471,9 @@ mod tests {
             ("image/png", "=?UTF-8?B?w7w=?=", "x")
         );
         assert_eq!(get("last-modified"), "Thu, 01 Jan 1970 00:00:00 GMT");
+        // As it was written, and as services send it.
+        let disposition = response.headers()[header::CONTENT_DISPOSITION].as_bytes();
+        assert_eq!(disposition, "inline; filename=\"ü.png\"".as_bytes());
     }
 
     #[test]
