@@ -357,6 +357,18 @@ def test_a_copy_of_an_item_is_bytes(client, objects):
         pickle.dumps(failed)
 
 
+def test_an_item_is_compared_by_its_bytes(client, objects):
+    names = ["train/one", "train/img/0001.bin", "train/one", "train/nope", "train/empty"]
+    one, other, again, failed, empty = client.batch(names, continue_on_error=True)
+    assert one == objects["one"] == one and one == bytearray(objects["one"])
+    assert one == again == client.get("train/one") == one
+    assert one != other and one != objects["one"] + b"x" and one != "1" and one != 1
+    assert empty == b"" and empty != one
+    assert failed == failed and failed != b"" and failed != empty and empty != failed
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(one)
+
+
 def test_an_entry_shows_all_that_it_was_given():
     for given in (
         {},

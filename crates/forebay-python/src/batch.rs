@@ -6,6 +6,7 @@
 //! copy or a warning.
 
 use crate::{
+    buffer::same_bytes,
     failure::{Class, Failure, Result},
     receive::Receiving,
     request::Span,
@@ -331,8 +332,8 @@ impl BatchIterator {
 ///
 /// It is bytes-like: ``numpy.frombuffer(item, numpy.uint8)``, ``torch.frombuffer(item,
 /// dtype=torch.uint8)``, ``bytes(item)`` and ``item.data`` (a ``memoryview``) work; all but
-/// ``bytes`` without a copy. True unless it has an ``error``; its bytes then raise
-/// :class:`EntryFailed`. Pickled or copied, as by a ``DataLoader`` worker, it becomes ``bytes``.
+/// ``bytes`` without a copy, and ``==`` compares bytes. True unless it has an ``error``; its bytes
+/// then raise :class:`EntryFailed`. Pickled or copied, as by a ``DataLoader`` worker, it becomes ``bytes``.
 #[pyclass(frozen, module = "forebay", weakref)]
 pub struct Item {
     receiving: Arc<Receiving>,
@@ -457,6 +458,20 @@ impl Item {
             .region()
             .ok_or_else(|| Failure::truncated("the batch is empty"))?;
         Ok(PyBytes::new(py, region.bytes(self.at, self.size)))
+    }
+
+    /// As of a `Buffer`, whose bytes may change too: neither has a hash. What could not be had is
+    /// equal to itself alone.
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if self.failed {
+            let item = other.cast::<Item>();
+            return Ok(item.is_ok_and(|item| std::ptr::eq(item.get(), self)));
+        }
+        let region = self
+            .receiving
+            .region()
+            .ok_or_else(|| Failure::truncated("the batch is empty"))?;
+        same_bytes(region.bytes(self.at, self.size), other)
     }
 
     fn __reduce__<'py>(

@@ -63,14 +63,7 @@ impl Buffer {
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<bool> {
-        match PyBuffer::<u8>::get(other) {
-            Ok(other_bytes) if other_bytes.item_count() == self.len => {
-                let mut copy = vec![0; self.len];
-                other_bytes.copy_to_slice(other.py(), &mut copy)?;
-                Ok(copy == self.bytes())
-            }
-            _ => Ok(false),
-        }
+        same_bytes(self.bytes(), other)
     }
 
     #[pyo3(signature = (encoding="utf-8", errors="strict"))]
@@ -109,6 +102,18 @@ impl Buffer {
 
     fn __repr__(&self) -> String {
         format!("<forebay.Buffer of {} bytes>", self.len)
+    }
+}
+
+/// Whether `other` is bytes-like and has these bytes.
+pub fn same_bytes(bytes: &[u8], other: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match PyBuffer::<u8>::get(other) {
+        Ok(other_bytes) if other_bytes.item_count() == bytes.len() => {
+            let mut copy = vec![0; bytes.len()];
+            other_bytes.copy_to_slice(other.py(), &mut copy)?;
+            Ok(copy == bytes)
+        }
+        _ => Ok(false),
     }
 }
 
