@@ -370,12 +370,13 @@ def test_an_item_is_compared_by_its_bytes(client, objects):
 
 
 def test_an_entry_shows_all_that_it_was_given():
-    for given in (
-        {},
-        {"bucket": "b", "archpath": "a/b.txt"},
-        {"start": 0, "length": -1, "opaque": b"\xff' tag"},
+    for name, given in (
+        ("o", {}),
+        ("o", {"bucket": "b", "archpath": "a/b.txt"}),
+        ("o", {"start": 0, "length": -1, "opaque": b"\xff' tag"}),
+        ('it\'s "o"\\\x7f\u0301', {"archpath": "a\x1b\u200b'"}),
     ):
-        entry = forebay.Entry("o", **given)
+        entry = forebay.Entry(name, **given)
         again = eval(repr(entry), {"Entry": forebay.Entry})
         assert again.__getnewargs_ex__() == entry.__getnewargs_ex__()
 

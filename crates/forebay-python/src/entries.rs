@@ -57,10 +57,12 @@ impl Entry {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let mut text = format!("Entry({:?}", self.objname);
+        // As Python writes them.
+        let quoted = |name: &str| PyString::new(py, name).repr().map(|text| text.to_string());
+        let mut text = format!("Entry({}", quoted(&self.objname)?);
         for (name, value) in [("bucket", &self.bucket), ("archpath", &self.archpath)] {
             if let Some(value) = value {
-                text.push_str(&format!(", {name}={value:?}"));
+                text.push_str(&format!(", {name}={}", quoted(value)?));
             }
         }
         if let Some(start) = self.start {
