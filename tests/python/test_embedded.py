@@ -6,6 +6,8 @@ import multiprocessing
 import subprocess
 import sys
 import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import forebay
 import pytest
@@ -65,6 +67,25 @@ def test_an_engine_answers_for_its_own_origins_only(tmp_path):
         forebay.Client(origin=b, cache=cache).get("data/x")
     assert bytes(forebay.Client(origin=a, cache=cache).get("data/x")) == b"a"
     assert bytes(forebay.Client(origin=b, cache=f"{tmp_path}/b:64MiB").get("data/x")) == b"b"
+
+
+def test_of_two_origins_that_come_at_the_same_moment_one_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text(name)
+    for attempt in range(5):
+        cache, both = f"{tmp_path}/cache-{attempt}:64MiB", threading.Barrier(2)
+
+        def first_call(name, cache=cache, both=both):
+            client = forebay.Client(origin=f"data=file://{tmp_path / name}", cache=cache)
+            both.wait()
+            try:
+                return bytes(client.get("data/x")).decode()
+            except forebay.InvalidRequest:
+                return None
+
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(first_call, "ab")) in (["a", None], [None, "b"])
 
 
 def test_an_origin_may_be_spelt_in_several_ways(tmp_path):

@@ -67,6 +67,14 @@ pub trait StartNode: Send + Sync {
     /// # Errors
     /// Why no node could be started.
     fn start(&self) -> BoxFuture<'_, forebay_core::Result<()>>;
+
+    /// Whether who listens there may answer, whoever started it. Asked after each connection.
+    ///
+    /// # Errors
+    /// Why it may not.
+    fn check(&self) -> BoxFuture<'_, forebay_core::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 }
 
 /// What a client is made from.

@@ -409,14 +409,18 @@ impl Node {
         }
         // If a socket was found, the way over TCP remains.
         let dialled = dial(&self.address, self.at, trust, limit).await;
-        let dialled = match (dialled, &self.settings().starter) {
+        let refused = |e| Missed::here(Failure::NotSent(e));
+        let starter = self.settings().starter.as_ref();
+        let dialled = match (dialled, starter) {
             (Err(Failure::Unreachable(_)), Some(starter)) => {
-                let started = starter.start().await;
-                started.map_err(|e| Missed::here(Failure::NotSent(e)))?;
+                starter.start().await.map_err(refused)?;
                 dial(&self.address, self.at, trust, limit).await
             }
             (dialled, _) => dialled,
         };
+        if let Some(starter) = starter.filter(|_| dialled.is_ok()) {
+            starter.check().await.map_err(refused)?;
+        }
         dialled.map_err(|failure| Missed {
             elsewhere: !matches!(failure, Failure::NotSent(_)),
             failure,

@@ -58,11 +58,19 @@ impl Engine {
     async fn start(&self) -> forebay_core::Result<()> {
         Ok(())
     }
+
+    async fn check(&self) -> forebay_core::Result<()> {
+        Ok(())
+    }
 }
 
 impl forebay_client::StartNode for Engine {
     fn start(&self) -> futures::future::BoxFuture<'_, forebay_core::Result<()>> {
         Box::pin(self.start())
+    }
+
+    fn check(&self) -> futures::future::BoxFuture<'_, forebay_core::Result<()>> {
+        Box::pin(self.check())
     }
 }
 
@@ -88,7 +96,7 @@ mod with_node {
     };
     use tokio::{
         runtime::Runtime,
-        sync::{oneshot, watch},
+        sync::{Mutex as AsyncMutex, oneshot, watch},
     };
 
     /// How long answers in flight may take when the interpreter ends.
@@ -101,21 +109,27 @@ mod with_node {
         runtime: Runtime,
         stop: watch::Sender<bool>,
         running: AtomicUsize,
+        /// Held while one is started, until it is in `serving`.
+        starting: AsyncMutex<()>,
         /// The socket and the origins of each node that runs in this process.
         serving: Mutex<Vec<(PathBuf, Vec<NamedOrigin>)>>,
     }
 
     impl Host {
+        fn serves(&self, socket: &Path) -> bool {
+            self.serving.lock().iter().any(|(at, _)| at == socket)
+        }
+
         /// Refuses origins that the node at this socket does not have, if it runs in this process: it
         /// would answer from its own origins.
-        fn check(&self, socket: &Path, origins: &[NamedOrigin]) -> Result<()> {
+        fn check(&self, socket: &Path, origins: &[NamedOrigin]) -> forebay_core::Result<()> {
             let serving = self.serving.lock().clone();
             let Some((_, served)) = serving.iter().find(|(at, _)| at == socket) else {
                 return Ok(());
             };
             for origin in origins {
                 if !origin.is_served_by(served)? {
-                    return Err(Failure::invalid(
+                    return Err(Error::invalid(
                         "the engine of this cache directory runs in this process already, with \
                          other origins",
                     )
@@ -151,6 +165,7 @@ mod with_node {
             runtime,
             stop: watch::channel(false).0,
             running: AtomicUsize::new(0),
+            starting: AsyncMutex::default(),
             serving: Mutex::default(),
         };
         let made = Box::into_raw(Box::new(host));
@@ -192,6 +207,7 @@ mod with_node {
             let origins = config.origins.clone();
             // A separate task, so that a caller that stops waiting does not stop the node half-way.
             host.runtime.spawn(async move {
+                let starting = host.starting.lock().await;
                 let node = match forebay_server::embedded(config).await {
                     Ok(Embedded::Started(node)) => node,
                     Ok(Embedded::Existing(_)) => return drop(started.send(Ok(()))),
@@ -199,6 +215,7 @@ mod with_node {
                 };
                 host.running.fetch_add(1, Ordering::AcqRel);
                 host.serving.lock().push((socket, origins));
+                drop(starting);
                 let mut stop = host.stop.subscribe();
                 // The caller may have stopped waiting; the node stays.
                 let _ = started.send(Ok(()));
@@ -211,6 +228,17 @@ mod with_node {
             outcome
                 .await
                 .map_err(|_| Error::internal("the node ended while it was starting"))?
+        }
+
+        /// Looks again whose the node is, now that somebody listens: another client may have started
+        /// it since this one was made.
+        pub(super) async fn check(&self) -> forebay_core::Result<()> {
+            let Some(host) = current() else { return Ok(()) };
+            if !host.serves(&self.socket) {
+                // It may have been started here a moment ago.
+                drop(host.starting.lock().await);
+            }
+            host.check(&self.socket, &self.config.origins)
         }
     }
 

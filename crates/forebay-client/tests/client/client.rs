@@ -700,6 +700,10 @@ impl StartNode for Starter {
             Ok(())
         })
     }
+
+    fn check(&self) -> BoxFuture<'_, forebay_core::Result<()>> {
+        Box::pin(async { self.why_not.clone().map_or(Ok(()), Err) })
+    }
 }
 
 #[tokio::test]
@@ -725,6 +729,7 @@ async fn a_node_is_started_where_nobody_listens() {
         Failure::NotSent(e) => assert_eq!(e.message(), "no such cache"),
         other => panic!("{other:?}"),
     }
+    let other = client(starter(Some(Error::invalid("of others"))));
     let starting = starter(None);
     let client = client(starting.clone());
     for _ in 0..2 {
@@ -732,4 +737,9 @@ async fn a_node_is_started_where_nobody_listens() {
         assert_eq!(answer.collect(10).await.unwrap(), "ok");
     }
     assert_eq!(starting.started.load(SeqCst), 1);
+    // It listens now, and may not answer everybody.
+    match failure(&other, "/").await {
+        Failure::NotSent(e) => assert_eq!(e.kind(), ErrorKind::Invalid),
+        other => panic!("{other:?}"),
+    }
 }
