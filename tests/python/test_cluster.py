@@ -256,6 +256,16 @@ def test_a_stopped_etcd_stops_no_read_and_nobody_is_forgotten(cluster, etcd, buc
     assert all(leases(node) > 0 for node in cluster.nodes.values())
 
 
+def test_a_node_stops_in_order_though_etcd_does_not_answer(cluster, etcd):
+    node = cluster.start("a", "--set", "limits.drain_timeout=1s")
+    eventually(lambda: metric(node, "forebay_cluster_lease_seconds") > 0, "it has a lease")
+    etcd.process.send_signal(signal.SIGSTOP)
+    try:
+        assert cluster.nodes.pop("a").stop() == 0
+    finally:
+        etcd.process.send_signal(signal.SIGCONT)
+
+
 def test_an_etcd_that_lost_everything_is_told_again(cluster, etcd, bucket, tmp_path):
     three(cluster)
     cluster.read(bucket)
