@@ -122,12 +122,31 @@ impl Inner {
         });
         synced.await.map_err(ended)??;
         let saved = self.save(entry).await;
+        if saved.is_err() {
+            self.unsay(entry).await;
+        }
         saved.map_err(|e| {
             e.context(format!(
                 "{}: the checkpoint could not be committed",
                 entry.place
             ))
         })
+    }
+
+    /// Notes that a checkpoint is not committed: the journal that could not be saved may be in its place
+    /// all the same, not durably, and the next start would take its word.
+    async fn unsay(&self, entry: &Arc<Entry>) {
+        {
+            let mut state = entry.state.lock();
+            if state.phase != Phase::Committing {
+                return;
+            }
+            (state.journal.stage, state.journal.staged_ms) = (Stage::Staging, 0);
+        }
+        if let Err(e) = self.save(entry).await {
+            tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+                "that a checkpoint could not be committed could not be noted");
+        }
     }
 
     fn folders_with_files(&self, entry: &Entry) -> Vec<PathBuf> {

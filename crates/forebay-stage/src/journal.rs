@@ -135,8 +135,9 @@ impl Journal {
             .collect()
     }
 
-    /// Replaces the journal in `folder`: after a loss of power, the old one is there or the new one.
-    pub fn save(&self, folder: &Path) -> Result<()> {
+    /// Replaces the journal in `folder`, whose names `sync` makes durable: after a loss of power, the
+    /// old one is there or the new one. If `sync` fails, the new one is there until then.
+    pub fn save(&self, folder: &Path, sync: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         let path = folder.join(NAME);
         let failed = |e| disk_error("the journal of a checkpoint", &path, e);
         let text = serde_json::to_vec(self)
@@ -146,7 +147,7 @@ impl Journal {
         file.write_all(&text).map_err(failed)?;
         file.sync_all().map_err(failed)?;
         fs::rename(&new, &path).map_err(failed)?;
-        sync_folder(folder)
+        sync(folder)
     }
 
     /// The journal of a folder; `None` if there is none.
@@ -180,7 +181,7 @@ impl Journal {
 pub fn sync_folder(folder: &Path) -> Result<()> {
     File::open(folder)
         .and_then(|dir| dir.sync_all())
-        .map_err(|e| Error::file("the folder", folder, e))
+        .map_err(|e| disk_error("the folder", folder, e))
 }
 
 /// The parts of one file that the origin has: a line for each event, appended and never synced.

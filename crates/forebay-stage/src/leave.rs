@@ -144,7 +144,7 @@ impl Inner {
         let emptied = spawn_blocking(move || {
             let _one = of.saving.lock();
             // A commit that failed late may have left another word there.
-            if let Err(e) = journal.save(&home) {
+            if let Err(e) = journal.save(&home, sync_folder) {
                 tracing::warn!(id = of.folder, error = %e.describe(), "that a checkpoint was given up \
                     could not be noted");
             }

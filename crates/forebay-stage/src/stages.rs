@@ -878,6 +878,7 @@ impl Inner {
     /// Writes the journal as it is now.
     pub(crate) async fn save(&self, entry: &Arc<Entry>) -> Result<()> {
         let (entry, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
+        let store = self.store.clone();
         let saved = spawn_blocking(move || {
             // In here, where nobody breaks it off: the last one to write writes what holds by then.
             let _one = entry.saving.lock();
@@ -888,7 +889,10 @@ impl Inner {
                 }
                 state.journal.clone()
             };
-            journal.save(&folder)
+            journal.save(&folder, |folder| {
+                let synced = store.sync_folder(entry.home, folder);
+                synced.map_err(|e| disk_error("the folder", folder, e))
+            })
         });
         saved.await.map_err(ended)?
     }

@@ -7,7 +7,7 @@ use forebay_stage::{Begin, Commit, MANIFEST, NamedFile, Place, StageConfig, Stag
 use forebay_store::{
     DirConfig, Store, StoreConfig,
     disk::{Disk, RealDisk},
-    faults::FaultyDisk,
+    faults::{Fault, FaultyDisk, Op, Rule},
 };
 use forebay_testing::engine::{Bench, MemoryOrigin, NOW, collect, noise};
 use futures::{StreamExt, stream};
@@ -1764,6 +1764,25 @@ async fn what_the_file_system_could_never_hold_evicts_nothing() {
     assert!(run.read("warm", &warm).await.is_some(), "it is still here");
     faults.say_available(Some(1 << 40));
     put(40 << 20).await.unwrap();
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_commit_that_could_not_be_noted_is_none_after_a_restart() {
+    let site = Site::new(256 << 20);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let run = site.start_on(Arc::new(disk), &[site.dir.path()]);
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    // The journal has its place, and that is not durable.
+    let full = Rule::new(Op::Sync, Fault::Error(libc::ENOSPC));
+    faults.add(full.on(id.clone()).times(1));
+    let done = run.commit("run/x", &id, &[("data", 4)]).await;
+    assert_eq!(kind(done), ErrorKind::NoRoom);
+    run.kill().await;
+    let run = site.start();
+    assert!(run.stages.list().is_empty());
+    assert!(site.keys().is_empty() && site.on_disk() == 0);
     run.kill().await;
 }
 

@@ -19,7 +19,12 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_core::{Clock, Error, ObjectMeta, ObjectName, Result, VersionId, limits::CHUNK_BYTES};
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// The local cache. Synchronous and safe to share between threads.
 pub struct Store {
@@ -156,6 +161,14 @@ impl Store {
     /// were never on the disk.
     pub fn give_back(&self, directory: usize, bytes: u64, to_come: u64) {
         self.inner.dirs[directory].give_back(bytes, to_come);
+    }
+
+    /// Makes the names in `folder` durable, where the caller keeps files in a directory.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn sync_folder(&self, directory: usize, folder: &Path) -> io::Result<()> {
+        self.inner.dirs[directory].disk.sync_dir(folder)
     }
 
     /// What is set aside of a directory.
