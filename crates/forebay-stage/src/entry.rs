@@ -1,7 +1,7 @@
 //! One checkpoint in this node's memory: how far it is, and who is at it.
 
 use crate::{early::Early, journal::Journal, look::Look, rooms::Room, types::Place};
-use forebay_core::sync::Mutex;
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use hashbrown::HashMap;
 use std::{
     sync::{OnceLock, atomic::AtomicU64},
@@ -88,6 +88,8 @@ pub(crate) struct State {
     pub used_ms: i64,
     pub next_number: u32,
     pub error: Option<String>,
+    /// The directory in which something of it that was to be noted found no room at last.
+    pub full: Option<usize>,
     pub failures: u32,
     pub late: bool,
     pub retry_ms: i64,
@@ -116,6 +118,14 @@ impl Entry {
         let state = self.state.lock();
         let leaves = matches!(state.phase, Phase::Removing | Phase::Gone);
         leaves && !state.journal.was_committed()
+    }
+
+    /// Remembers that there was no room in a directory, if that is what `done` says.
+    pub fn note_room<T>(&self, dir: usize, done: &Result<T>) {
+        let lacks = |e: &Error| e.kind() == ErrorKind::NoRoom;
+        if done.as_ref().is_err_and(lacks) {
+            self.state.lock().full = Some(dir);
+        }
     }
 
     /// Marks it as gone, if `may` says so of its state at this moment. Whoever did that drops it.

@@ -109,9 +109,10 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
                     pause_s = pause.as_secs_f64(),
                     "a checkpoint could not be flushed; it is tried again"
                 );
-                if e.kind() == ErrorKind::NoRoom {
+                let full = entry.state.lock().full;
+                if let Some(dir) = full.filter(|_| e.kind() == ErrorKind::NoRoom) {
                     // Others filled the disk: one that is durable makes room there.
-                    inner.evict_one(&dirs_of(entry)).await;
+                    inner.evict_one(&[dir]).await;
                 }
             }
         }
@@ -146,12 +147,6 @@ fn set_phase(inner: &Inner, entry: &Entry, phase: Phase, error: Option<String>) 
         }
     }
     inner.tell();
-}
-
-/// The directories with what is noted of it, and with its files.
-fn dirs_of(entry: &Entry) -> Vec<usize> {
-    let state = entry.state.lock();
-    state.dirs.values().copied().chain([entry.home]).collect()
 }
 
 /// Whether it is still to be flushed.
@@ -526,7 +521,13 @@ async fn send(
     }
     early::wait(entry, file.number).await;
     let upload = Upload::open(inner, entry, file).await?;
-    upload.send(turn).await
+    let sent = upload.send(turn).await;
+    // The log of its parts is beside the file.
+    let dir = entry.state.lock().dirs.get(&file.number).copied();
+    if let Some(dir) = dir {
+        entry.note_room(dir, &sent);
+    }
+    sent
 }
 
 /// Sends a file as `name`, in one request.

@@ -851,6 +851,7 @@ impl Inner {
                 used_ms: steady,
                 next_number,
                 error: None,
+                full: None,
                 failures: 0,
                 late: false,
                 retry_ms: 0,
@@ -877,23 +878,25 @@ impl Inner {
 
     /// Writes the journal as it is now.
     pub(crate) async fn save(&self, entry: &Arc<Entry>) -> Result<()> {
-        let (entry, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
+        let (of, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
         let store = self.store.clone();
         let saved = spawn_blocking(move || {
             // In here, where nobody breaks it off: the last one to write writes what holds by then.
-            let _one = entry.saving.lock();
+            let _one = of.saving.lock();
             let journal = {
-                let state = entry.state.lock();
+                let state = of.state.lock();
                 if state.phase == Phase::Gone {
-                    return Err(unknown(&entry.place, &entry.folder));
+                    return Err(unknown(&of.place, &of.folder));
                 }
                 state.journal.clone()
             };
             journal.save(&folder, |folder| {
-                let synced = store.sync_folder(entry.home, folder);
+                let synced = store.sync_folder(of.home, folder);
                 synced.map_err(|e| disk_error("the folder", folder, e))
             })
         });
-        saved.await.map_err(ended)?
+        let saved = saved.await.map_err(ended)?;
+        entry.note_room(entry.home, &saved);
+        saved
     }
 }

@@ -1768,6 +1768,38 @@ async fn what_the_file_system_could_never_hold_evicts_nothing() {
 }
 
 #[tokio::test]
+async fn room_for_what_is_noted_is_made_on_the_disk_that_lacks_it() {
+    let (site, other) = (Site::new(256 << 20), tempfile::tempdir().unwrap());
+    let (home, beside) = (site.dir.path(), other.path());
+    let run = site.start_with(&[beside]);
+    let first = run.save("first", 1).await.unwrap();
+    assert!(run.durable("first", &first).await);
+    run.kill().await;
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let run = site.start_on(Arc::new(disk), &[home, beside]);
+    let second = run.save_small("second", true).await.unwrap();
+    assert!(run.durable("second", &second).await);
+    let last = run.begin("last", true).await.unwrap();
+    let size = data(3).len();
+    for (file, seed) in [("f", 3), ("g", 4)] {
+        run.put("last", &last, file, &data(seed)).await.unwrap();
+    }
+    let folder = |dir: &Path| dir.join("staged").join(&last);
+    assert!(folder(home).join("journal.json").exists() && folder(beside).is_dir());
+    // After the commit, nothing more can be noted.
+    let full = Rule::new(Op::Sync, Fault::Error(libc::ENOSPC));
+    faults.add(full.on(format!("staged/{last}")).after(1));
+    let files = [("f", size), ("g", size)];
+    run.commit("last", &last, &files).await.unwrap();
+    let here = |id: &str| run.stages.list().iter().any(|s| s.id == id);
+    until(|| !here(&second)).await;
+    faults.clear();
+    assert!(run.durable("last", &last).await);
+    assert!(here(&first) && here(&last));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_commit_that_could_not_be_noted_is_none_after_a_restart() {
     let site = Site::new(256 << 20);
     let (disk, faults) = FaultyDisk::new(RealDisk);
