@@ -30,8 +30,7 @@ pub fn read_options(headers: &HeaderMap) -> ReadOptions {
             .filter(|v| !v.trim().is_empty())
             .map(str::to_owned)
     };
-    // A list may come in several lines. A line that is no text counts as one with ETags that no object
-    // has.
+    // A client may send a list in several lines. No object has the ETags of a line that is not text.
     let list = |name: HeaderName| {
         let lines: Vec<Cow<'_, str>> = headers
             .get_all(name)

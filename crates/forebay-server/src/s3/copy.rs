@@ -112,7 +112,7 @@ impl Source {
 /// A header's value, if it has any.
 ///
 /// # Errors
-/// `Invalid` if it is no text: what it asks for would be left out.
+/// `Invalid` if the value is not UTF-8: the copy would be made without what the client asked for.
 fn text(headers: &HeaderMap, name: &str) -> Result<Option<String>> {
     let value = headers.get(name).map(|v| utf8(name, v)).transpose()?;
     Ok(value.map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()))

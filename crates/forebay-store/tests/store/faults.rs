@@ -107,7 +107,7 @@ fn pins_that_are_made_one_by_one_can_be_synced_together() {
     assert!(store.sync_pins(&pins).iter().all(Result::is_ok));
     assert!(faults.happened() < 10, "{}", faults.happened());
     assert!(!store.is_pinned(&name("p8")));
-    // What cannot be synced is no pin, for whoever made it and for whoever finds it.
+    // A pin that the disk did not sync counts neither for the one who made it nor for others.
     faults.clear();
     faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)));
     let lost = later("lost");
