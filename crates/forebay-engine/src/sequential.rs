@@ -36,6 +36,8 @@ pub(crate) struct Runs {
     /// The same of the runs that this reader itself leads: other readers may have begun to fetch
     /// some of a run meanwhile, and then it is shorter.
     led_until: u32,
+    /// The first chunk that a run of this reader brings to the store ahead of it.
+    ahead_from: Option<u32>,
 }
 
 impl Runs {
@@ -58,9 +60,18 @@ impl Runs {
         let next = self.begun_until.max(index + 1);
         if next < until && next <= index + left.max(1) && !engine.has_or_fetches(name, meta, next) {
             self.begun_until = engine.run_end(name, meta, next, until);
-            let end = engine.begin_run(name, meta, next, until);
-            self.led_until = self.led_until.max(end.unwrap_or_default());
+            if let Some(end) = engine.begin_run(name, meta, next, until) {
+                self.led_until = self.led_until.max(end);
+                self.ahead_from = self.ahead_from.or(Some(next));
+            }
         }
+    }
+
+    /// Whether chunk `index`, which was read from the store, came there from the origin for this
+    /// reader, or follows one that did.
+    fn brought(&self, index: u32) -> bool {
+        let brought = self.ahead_from.map(|from| from..self.led_until);
+        brought.is_some_and(|chunks| chunks.contains(&index))
     }
 }
 
@@ -195,6 +206,7 @@ impl Sequential {
             .await?;
         if source == Source::Cache {
             self.engine.stats().from_cache(bytes.len() as u64);
+            self.engine.continues |= self.runs.brought(index);
         }
         self.left.start += bytes.len() as u64;
         Ok(Some((bytes, source)))

@@ -293,7 +293,7 @@ struct OneVersion {
     cluster: Arc<Cluster>,
     name: ObjectName,
     meta: Arc<ObjectMeta>,
-    /// As the reader's request says ([`GetRequest::continues`]).
+    /// As the reader's request says, and once bytes have come ([`GetRequest::continues`]).
     continues: bool,
 }
 
@@ -371,6 +371,7 @@ impl Rest {
                         false => piece,
                     };
                     self.left.start += piece.len() as u64;
+                    self.of.continues = true;
                     return Ok(Some(piece));
                 }
                 Ok(None) => self.body = None,

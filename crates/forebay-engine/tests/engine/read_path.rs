@@ -65,6 +65,43 @@ async fn runs_after_what_came_from_the_origin_continue_the_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn runs_after_what_was_read_ahead_continue_the_read() {
+    let b = Bench::new(MINUTE);
+    let data = noise(20 * MIB, 1);
+    b.origin.set("a", data.clone());
+    let first = ByteRange::Inclusive(0, MIB as u64 - 1);
+    b.get_range("a", Some(first)).await.unwrap();
+    settled(&b.engine).await;
+    b.origin.gets.lock().clear();
+    let options = ReadOptions::default();
+    let read = b.engine.read(&name("a"), None, &options).await.unwrap();
+    let (mut body, mut at) = (read.body, 0);
+    while let Some(piece) = body.next().await {
+        let piece = piece.unwrap();
+        assert!(piece[..] == data[at..at + piece.len()]);
+        at += piece.len();
+        drop(piece);
+        // So that each chunk is in the store before it is read.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        settled(&b.engine).await;
+    }
+    assert_eq!(at, data.len());
+    let gets = b.origin.gets.lock().clone();
+    let mut begun: Vec<u64> = gets
+        .iter()
+        .flat_map(|(_, r)| r.clone())
+        .map(|r| r.start)
+        .collect();
+    begun.sort_unstable();
+    let continued = b.origin.continued.lock().clone();
+    let mut continued: Vec<u64> = continued.iter().map(|range| range.start).collect();
+    continued.sort_unstable();
+    // Nothing had come from the origin when the first of them was asked for.
+    assert!(begun.len() > 1, "{begun:?}");
+    assert_eq!(continued, begun[1..], "{begun:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn freshness_always_and_immutable() {
     let b = Bench::new(Freshness::Always);
     b.origin.set("a", "one");

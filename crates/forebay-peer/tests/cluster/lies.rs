@@ -333,6 +333,22 @@ async fn answers_that_stop_are_of_another_kind_or_never_end_cost_a_read_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_an_answer_that_broke_off_continues_the_read_at_the_bucket() {
+    let cut = about(DATA, |frame, n| match n {
+        0 => honest(frame),
+        _ => Said::Closed,
+    });
+    let n = lied_to(cut).await;
+    let [key] = n.keys_at(1);
+    let data = noise(700_000, 1);
+    n.origin.set(&key, data.clone());
+    assert!(n.nodes[0].get(&key).await.unwrap() == data);
+    let continued = n.origin.continued.lock().clone();
+    let rest = |range: &std::ops::Range<u64>| range.start > 0 && range.end == 700_000;
+    assert!(continued.iter().any(rest), "{continued:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_to_another_question_is_no_answer() {
     // What was found first is what is found always: another object, of the same size.
     let first = Arc::new(Mutex::new(Vec::new()));
