@@ -8,10 +8,11 @@
 //!
 //! Then both kinds are treated alike ([`Serving::serve`]), each with its sender's policy:
 //! - reads of objects come from the engine (`read.rs`);
-//! - what only the origin can do goes there, if it is an S3 service (`forward.rs`; `late.rs` keeps
-//!   the connection alive where that takes long);
+//! - what only the origin can do goes there, if it is an S3 service (`forward.rs`);
 //! - copies are made (`copy.rs`);
 //! - the other operations use the library's types for them (`list.rs`, `write.rs`, `multipart`).
+//!
+//! `late.rs` keeps the connection alive where a copy or the completion of an upload takes long.
 //!
 //! Invariant: nothing reaches an operation unless its sender is known and may do this (`access.rs`,
 //! `forward.rs`), and what an operation does not support is refused, not ignored.
@@ -67,7 +68,7 @@ use s3s::{
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use verify::Trailing;
 
 /// Longer than any error answer: the head of the request bounds resource and message.
@@ -116,6 +117,8 @@ pub struct Front {
 struct Serving {
     ops: Ops,
     access: Arc<Access>,
+    /// For how long the client of a copy or a completion that is made here hears nothing.
+    silence: Duration,
     /// The operations in the library's form. It checks no signatures, only what the policy allows.
     library: S3Service,
 }
@@ -133,6 +136,16 @@ struct Verified {
 
 impl Front {
     pub fn new(
+        config: &Config,
+        engine: Engine,
+        uploads: Arc<Uploads>,
+        access: Arc<Access>,
+    ) -> Self {
+        Self::silent_for(late::SILENCE_MAX, config, engine, uploads, access)
+    }
+
+    fn silent_for(
+        silence: Duration,
         config: &Config,
         engine: Engine,
         uploads: Arc<Uploads>,
@@ -159,6 +172,7 @@ impl Front {
         let serving = Arc::new(Serving {
             ops: ops.clone(),
             access: access.clone(),
+            silence,
             library: library.build(),
         });
         let mut verifier = builder();
@@ -459,8 +473,14 @@ impl Serving {
         if let Some(source) = &source {
             policy.check(Action::Write, &target.bucket, &target.key)?;
             policy.check(Action::Read, source.name.bucket(), source.name.key())?;
-            return self.ops.copy(&target, &head.headers, source, &note).await;
+            let (ops, source, noted) = (self.ops.clone(), source.clone(), note.clone());
+            let (resource, headers) = (head.uri.path().to_owned(), head.headers);
+            let answer = async move { ops.copy(&target, &headers, &source, &noted).await };
+            return late::begun(answer, self.silence, resource, note).await;
         }
+        let completes = head.method == Method::POST
+            && !target.key.is_empty()
+            && target.query("uploadId").is_some();
         // Of the list of what is to be removed, the library checks no checksum.
         let removes =
             head.method == Method::POST && target.query.iter().any(|(n, _)| n == "delete");
@@ -479,6 +499,14 @@ impl Serving {
         let body = Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data)));
         let condition = error::condition(&head.headers, &["If-Match", "If-None-Match"]);
         let request = Request::from_parts(head, body);
+        if completes {
+            let resource = request.uri().path().to_owned();
+            let (service, noted) = (self.library.clone(), note.clone());
+            let answer = async move {
+                Ok::<_, Refusal>(library(&service, request, &noted, condition).await)
+            };
+            return late::begun(answer, self.silence, resource, note).await;
+        }
         let answer = library(&self.library, request, &note, condition).await;
         match checked.and_then(|checked| checked.failure()) {
             Some(failure) => Err(failure),
@@ -650,6 +678,83 @@ pub fn refused(e: &Error, resource: &str, note: &Note) -> Response<AnswerBody> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{metrics::Metrics, note::Peer, request_id::RequestId, uploads::NewPart};
+    use forebay_engine::{Freshness, PutRequest};
+    use forebay_testing::engine::Bench;
+    use futures::stream;
+    use http::StatusCode;
+
+    /// The origin is no S3 service: the node makes the copy and completes the upload.
+    #[tokio::test]
+    async fn a_copy_or_completion_that_the_node_makes_keeps_the_connection_alive() {
+        let bench = Bench::new(Freshness::Always);
+        let (engine, origin) = (&bench.engine, &bench.origin);
+        origin.set("from", "copied");
+        let uploads = Arc::new(Uploads::new(10));
+        let name = forebay_testing::engine::name("up");
+        let begun = engine.create_upload(&name, PutRequest::default()).await;
+        let id = begun.unwrap();
+        uploads.begin(&name, &id, 0);
+        let part = NewPart {
+            number: 1,
+            size: 8,
+            body: stream::iter([Ok(Bytes::from_static(b"uploaded"))]).boxed(),
+        };
+        let sent = uploads.send_part(engine, &name, &id, part, Checksum::default);
+        let etag = sent.await.unwrap().part.etag;
+        let config = Config::default();
+        let access = Arc::new(Access::new(&config.auth).unwrap());
+        let silence = Duration::from_millis(20);
+        let front = Front::silent_for(silence, &config, engine.clone(), uploads, access);
+        let told = async |request: Request<String>| {
+            let (mut head, body) = request.into_parts();
+            let length = HeaderValue::from(body.len());
+            head.headers.insert(header::CONTENT_LENGTH, length);
+            let target = Target::of(&head.uri, &head.headers, &[], false).unwrap();
+            let (method, metrics) = (head.method.clone(), Arc::new(Metrics::default()));
+            let verified = Verified {
+                head,
+                target: Arc::new(target),
+                policy: Policy::full(),
+                note: Note::new(RequestId::new(), Peer::Unix, method, metrics),
+                body: stream::iter([Ok(Bytes::from(body))]).boxed(),
+                trailing: Trailing::None,
+            };
+            let answer = front.serving.serve(verified).await.unwrap();
+            let status = answer.status();
+            let document = answer.into_body().collect().await.unwrap().to_bytes();
+            (status, String::from_utf8(document.to_vec()).unwrap())
+        };
+
+        *origin.acknowledges_after.lock() = silence * 15;
+        let copy = Request::put("/data/to").header("x-amz-copy-source", "/data/from");
+        let completion = Request::post(format!("/data/up?uploadId={}", id.replace('#', "%23")));
+        let parts = format!(
+            "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>\"{etag}\"</ETag>\
+             </Part></CompleteMultipartUpload>"
+        );
+        for (request, result, key, content) in [
+            (
+                copy.body(String::new()),
+                "<CopyObjectResult",
+                "to",
+                "copied",
+            ),
+            (
+                completion.body(parts),
+                "<CompleteMultipartUploadResult",
+                "up",
+                "uploaded",
+            ),
+        ] {
+            let (status, document) = told(request.unwrap()).await;
+            assert_eq!(status, StatusCode::OK, "{document}");
+            // The space came before the answer was known.
+            let is_late = document.contains("?>\n ");
+            assert!(is_late && document.contains(result), "{document}");
+            assert_eq!(origin.objects.lock()[key].0, content);
+        }
+    }
 
     #[test]
     fn a_signature_that_nobody_checks_is_taken_off() {
