@@ -104,6 +104,9 @@ def test_errors_say_what_where_and_which_request(client):
     with pytest.raises(forebay.NotFound) as of_batch:
         client.batch(["train/one", "train/nope"]).wait()
     assert "in[1] train/nope: it does not exist" in str(of_batch.value)
+    with pytest.raises(forebay.NotFound) as of_bucket:
+        client.batch(["s3://no-such-bucket/x"]).wait()
+    assert of_bucket.value.message.startswith("no-such-bucket: ")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.status, again.request_id) == (
         str(caught.value),

@@ -143,7 +143,7 @@ def test_what_fails_says_the_same_as_one_node_would(cluster, bucket):
         keys[where] = "missing"
         for asking in (ordinary, client):
             slot = forebay._forebay.Ring(1, 8 << 20).take()
-            said = rf"in\[{where}\] (ais://)?{BUCKET}/missing: it does not exist"
+            said = rf"in\[{where}\] {BUCKET}/missing: it does not exist"
             for ask in (
                 lambda a=asking, k=keys: a.batch(k, bucket=BUCKET).wait(),
                 lambda a=asking, k=keys, s=slot: a.batch_into(k, s, bucket=BUCKET),

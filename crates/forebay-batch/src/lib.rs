@@ -341,7 +341,8 @@ impl Batcher {
                         ErrorKind::BucketNotFound => e.context("the bucket does not exist"),
                         _ => e,
                     };
-                    e.context(format_args!("{provider}://{bucket}"))
+                    let place = format!("{provider}://{bucket}");
+                    e.context(&place).about(place)
                 })?;
             }
             last = bucket;

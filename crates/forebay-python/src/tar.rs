@@ -58,11 +58,15 @@ pub struct TarParser {
 }
 
 /// What a node said of an entry, which it knows by its number in what it was asked for: `number` says
-/// which one of the batch that is.
+/// which one of the batch that is. The node names the entry as AIStore's clients read it; names in
+/// Python have no `ais://`.
 pub fn of_batch(said: &str, number: impl Fn(usize) -> usize) -> String {
     let parts = said.strip_prefix("in[").and_then(|s| s.split_once(']'));
     match parts.and_then(|(index, rest)| Some((index.parse().ok()?, rest))) {
-        Some((index, rest)) => format!("in[{}]{rest}", number(index)),
+        Some((index, rest)) => match rest.strip_prefix(" ais://") {
+            Some(name) => format!("in[{}] {name}", number(index)),
+            None => format!("in[{}]{rest}", number(index)),
+        },
         None => said.to_owned(),
     }
 }

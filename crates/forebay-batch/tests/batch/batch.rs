@@ -320,7 +320,9 @@ async fn an_error_before_the_first_byte_is_an_error() {
                 .expect("it must fail");
             assert_eq!(e.kind(), kind, "{e}");
             assert!(e.to_string().contains(text), "{e}");
-            if kind != ErrorKind::BucketNotFound {
+            if kind == ErrorKind::BucketNotFound {
+                assert_eq!(e.place(), Some("ais://nobucket"));
+            } else {
                 assert!(e.to_string().contains("in[1]"), "{e}");
             }
         }
