@@ -18,8 +18,9 @@ const URL: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'/')
     .remove(b'*');
 
-/// How many pages without a name one answer passes over.
-const EMPTY_PAGES_MAX: usize = 1000;
+/// How many pages without a name one answer passes over before the listing is refused: an empty page
+/// is the end to clients of this call.
+const EMPTY_PAGES_PASSED: usize = 1000;
 
 /// How names are written in an answer.
 #[derive(Clone, Copy)]
@@ -119,9 +120,9 @@ impl Ops {
                 && let Some(token) = page.next_token.take()
             {
                 empty += 1;
-                if empty > EMPTY_PAGES_MAX {
+                if empty > EMPTY_PAGES_PASSED {
                     return Err(Error::unsupported(format!(
-                        "list {}: the origin answered {EMPTY_PAGES_MAX} pages without a name",
+                        "list {}: the origin answered {EMPTY_PAGES_PASSED} pages without a name",
                         input.bucket
                     ))
                     .hint("list it with ListObjectsV2, which goes on behind such pages"));

@@ -36,7 +36,7 @@ const MSGPACK: &str = "application/msgpack";
 const NOT_OFFERED_FLAGS: u64 = (1 << 1) | (1 << 2) | (1 << 12) | (1 << 15);
 /// How many pages without an entry one request fetches from an origin before it answers with an
 /// empty one.
-const EMPTY_PAGES_MAX: usize = 16;
+const EMPTY_PAGES_PER_ANSWER: usize = 16;
 /// How many removals of one bucket run at the same time.
 const REMOVALS_IN_FLIGHT: usize = 32;
 
@@ -491,7 +491,7 @@ async fn with_members(
             ..Resume::default()
         };
         empty_pages = if count == 0 { empty_pages + 1 } else { 0 };
-        if empty_pages == EMPTY_PAGES_MAX {
+        if empty_pages == EMPTY_PAGES_PER_ANSWER {
             return Ok(finish(entries, Some(at)));
         }
     }
