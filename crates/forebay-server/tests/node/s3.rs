@@ -457,6 +457,29 @@ async fn errors_are_clear_and_what_is_not_offered_is_501() {
     );
 }
 
+/// The S3 library takes no notice of them there: it would write or remove the object, or the bucket.
+#[tokio::test]
+async fn a_part_of_an_object_does_not_stand_for_the_whole() {
+    let n = start(&[]).await;
+    n.write("k", b"content");
+    let mut c = n.client().await;
+    for (method, path) in [
+        (Method::PUT, "/data/k?uploads"),
+        (Method::PUT, "/data/k?attributes"),
+        (Method::DELETE, "/data/k?uploads"),
+        (Method::DELETE, "/data/k?delete"),
+        (Method::DELETE, "/data/k?attributes"),
+        (Method::DELETE, "/other?location"),
+        (Method::DELETE, "/other?delete"),
+        (Method::DELETE, "/other?uploads"),
+    ] {
+        let a = c.send(method.clone(), path, &[], "").await;
+        assert_eq!(a.status, StatusCode::NOT_IMPLEMENTED, "{method} {path}");
+        assert_eq!(std::fs::read(n.file("k")).unwrap(), b"content");
+        assert!(n.dir.path().join("many/other").is_dir(), "{method} {path}");
+    }
+}
+
 #[tokio::test]
 async fn buckets_in_the_host_name() {
     let n = start(&[("listen.hostnames", "[\"s3.test\"]")]).await;
