@@ -16,6 +16,9 @@ use std::sync::Arc;
 pub enum Changes {
     /// A request that only reads: it needs no task of its own, and nothing is forgotten.
     Nothing,
+    /// The parts of an upload, or whether there is one. Nothing is forgotten: the object changes when
+    /// the upload is completed.
+    Upload,
     /// The object of this name, or what is known about it.
     Object(ObjectName),
     /// The bucket itself: whether it exists.
@@ -49,6 +52,18 @@ impl Engine {
         };
         match changes {
             Changes::Nothing => send.await,
+            Changes::Upload => {
+                let sending = request::spawn(async move {
+                    let answer = whole(send.await?).await?;
+                    if answer.status.is_success() {
+                        add(&engine.stats().bytes_written, bytes);
+                    }
+                    Ok::<_, Error>(answer)
+                });
+                sending
+                    .await
+                    .map_err(|e| Error::internal(format!("a forwarded request ended: {e}")))?
+            }
             Changes::Object(name) => {
                 self.to_its_end(&name, async move {
                     let answer = whole(send.await?).await;

@@ -777,6 +777,32 @@ async fn what_a_forwarded_request_changes_is_forgotten_at_the_end_of_its_answer(
     panic!("the old version is kept");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forwarded_part_of_an_upload_leaves_the_object_in_the_cache() {
+    let b = Bench::new(Freshness::Immutable);
+    b.origin.set("k", "old");
+    assert_eq!(b.get("k").await.unwrap().1, "MISS");
+    let request = ForwardRequest {
+        method: "PUT".parse().unwrap(),
+        key: "k".into(),
+        query: vec![
+            ("partNumber".into(), "1".into()),
+            ("uploadId".into(), "1".into()),
+        ],
+        headers: Default::default(),
+        body: ForwardBody::Bytes("part".into()),
+    };
+    b.origin.ends_answer.notify_one();
+    let forward = b
+        .engine
+        .forward(b.origin.clone(), request, Changes::Upload, Vec::new());
+    let document = collect(forward.await.unwrap().body).await.unwrap();
+    assert_eq!(document, b"  <Done/>");
+    assert_eq!(b.get("k").await.unwrap(), (b"old".to_vec(), "HIT"));
+    let stats = b.engine.stats().snapshot();
+    assert_eq!((stats.writes, stats.bytes_written), (0, 4));
+}
+
 /// A weak ETag, as many web servers give, meets no `If-Match`, though the version is the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_with_a_weak_etag_is_copied_and_not_in_an_older_version() {

@@ -308,10 +308,18 @@ impl Operation {
         }
     }
 
-    fn changes(&self, target: &Target) -> Result<Changes> {
+    fn changes(&self, method: &Method, target: &Target) -> Result<Changes> {
         Ok(match (self.changes, self.on) {
             (false, _) => Changes::Nothing,
-            (true, On::Object) => Changes::Object(object::name(&target.bucket, &target.key)?),
+            (true, On::Object) => {
+                let name = object::name(&target.bucket, &target.key)?;
+                match subresource(target) {
+                    Ok(Some("uploads")) => Changes::Upload,
+                    // POST completes it.
+                    Ok(Some("uploadId")) if *method != Method::POST => Changes::Upload,
+                    _ => Changes::Object(name),
+                }
+            }
             (true, _) => Changes::Bucket(target.bucket.clone()),
         })
     }
@@ -453,7 +461,7 @@ pub async fn forward(
         headers: passed,
         body,
     };
-    let changes = operation.changes(target)?;
+    let changes = operation.changes(method, target)?;
     let is_read = operation.on == On::Object
         && matches!(*method, Method::GET | Method::HEAD)
         && subresource(target).is_ok_and(|s| s.is_none());
@@ -586,7 +594,7 @@ pub async fn change_bucket(
         headers,
         body,
     };
-    let changes = operation.changes(&target)?;
+    let changes = operation.changes(method, &target)?;
     let answer = engine.forward(origin, request, changes, Vec::new()).await?;
     if answer.status.is_success() {
         return Ok(());
@@ -840,6 +848,34 @@ fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_object_changes_when_its_upload_is_completed() {
+        let changes = |method: Method, uri: &str| {
+            let headers = HeaderMap::new();
+            let target = Target::of(&uri.parse().unwrap(), &headers, &[], false).unwrap();
+            let operation = Operation::of(&method, &target, &headers).unwrap().unwrap();
+            operation.changes(&method, &target).unwrap()
+        };
+        for (method, uri) in [
+            (Method::POST, "/bucket/k?uploads"),
+            (Method::PUT, "/bucket/k?uploadId=1&partNumber=1"),
+            (Method::DELETE, "/bucket/k?uploadId=1"),
+        ] {
+            assert_eq!(changes(method, uri), Changes::Upload, "{uri}");
+        }
+        let object = Changes::Object(object::name("bucket", "k").unwrap());
+        for (method, uri) in [
+            (Method::POST, "/bucket/k?uploadId=1"),
+            (Method::PUT, "/bucket/k"),
+            (Method::PUT, "/bucket/k?tagging"),
+            (Method::DELETE, "/bucket/k"),
+        ] {
+            assert_eq!(changes(method, uri), object, "{uri}");
+        }
+        let listed = changes(Method::GET, "/bucket/k?uploadId=1");
+        assert_eq!(listed, Changes::Nothing);
+    }
 
     #[test]
     fn the_checksum_of_a_completed_upload_is_not_that_of_its_list_of_parts() {
