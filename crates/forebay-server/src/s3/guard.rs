@@ -8,7 +8,10 @@
 //! could have been added on the way, and the S3 library does not check this. *Forms* of
 //! authentication that are out of date (Signature Version 2) or not offered (POST forms).
 
-use super::{error::Refusal, path::Target};
+use super::{
+    error::{self, Refusal},
+    path::Target,
+};
 use forebay_core::{
     Error, ErrorKind, limits,
     name::{shorten, validate_bucket},
@@ -212,7 +215,8 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
             }));
         }
     }
-    if *method == Method::DELETE && headers.contains_key("if-match") {
+    // An empty condition counts as none.
+    if *method == Method::DELETE && error::condition(headers, &["If-Match"]).is_some() {
         return Some(not_offered("a conditional DELETE".into()));
     }
     if matches!(*method, Method::PUT | Method::POST) && headers.contains_key(EXPIRES) {
@@ -505,6 +509,8 @@ mod tests {
         );
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
         assert!(check(Method::PUT, "/b/k", &[("expires", "0")]).is_err());
+        assert!(check(Method::DELETE, "/b/k", &[("if-match", "\"a\"")]).is_err());
+        assert!(check(Method::DELETE, "/b/k", &[("if-match", "")]).is_ok());
         assert!(
             check_form(
                 &Method::POST,
