@@ -5,7 +5,7 @@
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
 //!   it that are not known to be on disk. Before a delete is acknowledged, the directory from which
 //!   the last name went is synced. A delete that finds no file syncs too, if another delete of it is
-//!   still under way.
+//!   still under way, or if an earlier one failed to sync.
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
@@ -40,7 +40,7 @@ use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_eta
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fmt::Write as _,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Write},
@@ -72,6 +72,7 @@ struct Root {
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
     /// The file of each delete that has not synced yet. Two deletes of one file are in it twice.
     removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
+    unsynced: forebay_core::sync::Mutex<Unsynced>,
     listings: list::Listings,
     threads: Threads,
     /// The directories that were synced after a removal.
@@ -81,6 +82,29 @@ struct Root {
 
 /// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
 const SYNCED_MAX: usize = 65_536;
+
+/// Directories that could not be synced after a name was removed from them. Whoever asks for such a
+/// delete again finds no file, and has to sync them all the same.
+#[derive(Default)]
+struct Unsynced {
+    /// Each with the number of its last failure.
+    dirs: HashMap<PathBuf, u64>,
+    failures: u64,
+}
+
+impl Unsynced {
+    fn note(&mut self, dir: &Path) {
+        self.failures += 1;
+        if !self.is_full() || self.dirs.contains_key(dir) {
+            self.dirs.insert(dir.to_owned(), self.failures);
+        }
+    }
+
+    /// There may be others that are not remembered.
+    fn is_full(&self) -> bool {
+        self.dirs.len() >= SYNCED_MAX
+    }
+}
 
 impl LocalOrigin {
     /// The directory that a path leads to; changes nothing there.
@@ -127,6 +151,7 @@ impl LocalOrigin {
             changes: Default::default(),
             synced: Default::default(),
             removing: Default::default(),
+            unsynced: Default::default(),
             listings: Default::default(),
             threads,
             #[cfg(test)]
@@ -472,9 +497,38 @@ impl Root {
         dir
     }
 
+    /// Syncs a directory from which a delete removed a name. If that fails, it is remembered for
+    /// [`Root::sync_again`].
+    fn sync_removal(&self, dir: &Path) -> io::Result<()> {
+        let failure = self.unsynced.lock().dirs.get(dir).copied();
+        let synced = self.sync_what_stays(dir);
+        let mut unsynced = self.unsynced.lock();
+        match &synced {
+            Err(_) => unsynced.note(dir),
+            // Another removal may have failed to sync it meanwhile.
+            Ok(()) if failure.is_some() && unsynced.dirs.get(dir).copied() == failure => {
+                unsynced.dirs.remove(dir);
+            }
+            Ok(()) => {}
+        }
+        synced
+    }
+
+    /// Syncs what an earlier delete of a file in `parent` may have failed to sync.
+    fn sync_again(&self, parent: &Path) -> io::Result<()> {
+        let left: Vec<PathBuf> = {
+            let unsynced = self.unsynced.lock();
+            let above = parent.ancestors().take_while(|d| d.starts_with(&self.path));
+            let known = above.filter(|d| unsynced.dirs.contains_key(*d));
+            let unknown = unsynced.is_full().then_some(parent);
+            known.chain(unknown).map(Path::to_owned).collect()
+        };
+        left.iter().try_for_each(|dir| self.sync_removal(dir))
+    }
+
     /// Syncs a directory from which a name was removed; if another delete removed it meanwhile, what
     /// is above it.
-    fn sync_removal(&self, dir: &Path) -> io::Result<()> {
+    fn sync_what_stays(&self, dir: &Path) -> io::Result<()> {
         for dir in dir.ancestors().take_while(|d| d.starts_with(&self.path)) {
             match File::open(dir).and_then(|dir| dir.sync_all()) {
                 // (Or a write has put an object in the place of one above it.)
@@ -708,7 +762,9 @@ impl Origin for LocalOrigin {
                             | io::ErrorKind::InvalidFilename
                     ) =>
                 {
-                    Ok(())
+                    drop(shared);
+                    root.sync_again(parent)
+                        .map_err(|e| failure::from_io(root.site("delete", &key), e))
                 }
                 // A directory is not an object: nothing has this name.
                 Err(_) if path.is_dir() => Ok(()),
@@ -1024,6 +1080,27 @@ mod tests {
         origin.delete("a/b").await.unwrap();
         assert_eq!(synced(), 1);
         assert!(origin.0.removing.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_delete_that_failed_to_sync_syncs_when_it_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let root = origin.0.path.clone();
+        for key in ["a/b", "a/c"] {
+            put(&origin, key).await.unwrap().unwrap();
+        }
+        // An earlier delete has removed the file, and has failed to sync its directory.
+        fs::remove_file(root.join("a/b")).unwrap();
+        origin.0.unsynced.lock().note(&root.join("a"));
+        for _ in 0..2 {
+            origin.delete("a/b").await.unwrap();
+            assert_eq!(*origin.0.removals.lock(), [root.join("a")]);
+        }
+        // A name that is too long for a directory: that is not only gone.
+        let bad = root.join("x".repeat(300));
+        assert!(origin.0.sync_removal(&bad).is_err());
+        assert!(origin.0.unsynced.lock().dirs.contains_key(&bad));
     }
 
     #[tokio::test]
