@@ -1,6 +1,6 @@
 //! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one
-//! on completion. Only what they are joined into is synced: a loss of power may take parts, or the
-//! upload, and then the completion says so.
+//! on completion. Only what they are joined into is synced, and then that the upload is no more: a loss
+//! of power may take parts, or the upload, and then the completion says so.
 
 use super::{RESERVED, Root, Unfinished, meta_of, read_small};
 use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
@@ -194,7 +194,10 @@ pub(super) fn complete(
             condition: condition.or(created),
         },
     )?;
-    if let Err(e) = fs::remove_dir_all(&dir) {
+    // Before it is acknowledged: if it came back after a loss of power, and its completion was asked for
+    // again, that would undo what was written since.
+    let is_gone = fs::remove_file(dir.join(DESCRIPTION)).and_then(|()| root.sync_what_stays(&dir));
+    if let Err(e) = is_gone.and_then(|()| fs::remove_dir_all(&dir)) {
         tracing::warn!(upload, error = %e, "the parts of a completed upload could not be removed");
     }
     Ok(done)
@@ -229,5 +232,23 @@ mod tests {
         let part = origin.upload_part("k", &id, 1, 1, body).await;
         assert_eq!(part.err().map(|e| e.kind()), Some(ErrorKind::NotFound));
         origin.abort_upload("k", &id).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_was_completed_is_gone_from_the_disk_before_the_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let begun = origin.create_upload("k", PutRequest::default()).await;
+        let id = begun.unwrap();
+        let body = crate::body::from_bytes("x".into());
+        let part = origin.upload_part("k", &id, 1, 1, body).await.unwrap();
+        let complete =
+            || origin.complete_upload("k", &id, vec![part.clone()], PutCondition::Always);
+        complete().await.unwrap();
+        let folder = directory(&origin.0, &id).unwrap();
+        assert_eq!(*origin.0.removals.lock(), [folder.as_path()]);
+        assert!(!folder.exists());
+        let again = complete().await;
+        assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::NotFound));
     }
 }
