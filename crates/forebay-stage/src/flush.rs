@@ -159,12 +159,22 @@ fn check_pending(entry: &Entry) -> Result<()> {
 
 /// Work that changes the origin: it goes on if nobody waits for it any more, and removals and the
 /// end of the node wait for it.
+///
+/// # Errors
+/// `Conflict` if the checkpoint was given up by now: a removal may have begun, and would not wait.
 pub(crate) async fn to_its_end<T: Send + 'static>(
     inner: &Inner,
     entry: &Entry,
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let tracked = inner.tasks.track_future(entry.writes.track_future(work));
+    // In this order: a removal that begins now waits for this.
+    if matches!(entry.state.lock().phase, Phase::Removing | Phase::Gone) {
+        return Err(Error::conflict(format!(
+            "{}: the checkpoint {} was given up",
+            entry.place, entry.folder
+        )));
+    }
     request::spawn(tracked).await.map_err(ended)?
 }
 

@@ -418,3 +418,53 @@ impl Inner {
         self.bound_warm().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Begin, StageConfig, Stages, flush::to_its_end};
+    use forebay_core::{ErrorKind, ManualClock};
+    use forebay_engine::Freshness;
+    use forebay_store::{DirConfig, Store, StoreConfig, disk::RealDisk};
+    use forebay_testing::engine::{Bench, NOW};
+
+    /// A node with its cache in `dir`.
+    fn node(dir: &Path) -> (Bench, Stages) {
+        let clock = ManualClock::at(NOW);
+        let config = StoreConfig {
+            dirs: vec![DirConfig {
+                path: dir.to_owned(),
+                capacity_bytes: 256 << 20,
+            }],
+            ..StoreConfig::default()
+        };
+        let store = Store::open_on(Arc::new(RealDisk), config, Arc::new(clock.clone()));
+        let store = Arc::new(store.unwrap());
+        let bench = Bench::over(
+            Arc::default(),
+            Freshness::Always,
+            Some(store.clone()),
+            None,
+            clock,
+            64 << 20,
+        );
+        let stages = Stages::open(StageConfig::default(), bench.engine.clone(), store).unwrap();
+        (bench, stages)
+    }
+
+    #[tokio::test]
+    async fn what_was_given_up_changes_nothing_at_the_origin_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_bench, stages) = node(dir.path());
+        let place = Place::new("data", "ck").unwrap();
+        let begun = stages.begin(&place, Begin::default()).await.unwrap();
+        let entry = stages.0.find(&place, &begun.id).unwrap();
+        let write = || to_its_end(&stages.0, &entry, async { Ok(()) });
+        write().await.unwrap();
+        for phase in [Phase::Removing, Phase::Gone] {
+            entry.state.lock().phase = phase;
+            assert_eq!(write().await.unwrap_err().kind(), ErrorKind::Conflict);
+            assert!(entry.writes.is_empty());
+        }
+    }
+}
