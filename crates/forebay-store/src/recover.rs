@@ -223,7 +223,11 @@ impl Inner {
             let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
             let synced = segments
                 .iter()
-                .try_for_each(|s| s.file.sync())
+                .try_for_each(|s| match s.sync_failed.load(Relaxed) {
+                    // What the kernel could not write then, it does not tell of again.
+                    true => Err(io::Error::other("an earlier sync of a file failed")),
+                    false => s.file.sync(),
+                })
                 .and_then(|()| dir.disk.sync_dir(&dir.path));
             let saved = synced.and_then(|()| {
                 dir.identity.lock().clean = true;
