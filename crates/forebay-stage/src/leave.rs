@@ -102,6 +102,14 @@ impl Inner {
                 );
             }
         }
+        // Otherwise each attempt would leave one more here, as long as the origin refuses.
+        if let Some(entry) = self.removal_of(&place, &manifest.id) {
+            let done = flush::remove_once(&self, &entry).await;
+            if done.is_ok() {
+                self.drop_local(&entry).await;
+            }
+            return done;
+        }
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
         let home = room.dir;
         let folder = format!("{:016x}", rand::random::<u64>());
@@ -122,9 +130,23 @@ impl Inner {
         let done = flush::remove_once(&self, &entry).await;
         match done {
             Ok(()) => self.drop_local(&entry).await,
-            Err(_) => drop(self.tasks.spawn(flush::remove(self.clone(), entry))),
+            Err(_) => {
+                entry.state.lock().failures += 1;
+                drop(self.tasks.spawn(flush::remove(self.clone(), entry)));
+            }
         }
         done
+    }
+
+    /// The removal of this durable checkpoint that has failed before, and is tried again and again.
+    fn removal_of(&self, place: &Place, id: &str) -> Option<Arc<Entry>> {
+        let entries = self.entries.lock();
+        let found = entries.values().find(|entry| {
+            let state = entry.state.lock();
+            let goes_on = state.phase == Phase::Removing && state.failures > 0;
+            goes_on && state.journal.whole && state.journal.id == id && entry.place == *place
+        });
+        found.cloned()
     }
 
     /// Removes a checkpoint that was not committed. Its files are gone and their room is given back

@@ -1338,6 +1338,24 @@ async fn a_removal_that_takes_long_leaves_the_next_of_the_name_alone() {
 }
 
 #[tokio::test]
+async fn a_removal_that_is_asked_for_again_and_again_is_begun_once() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.save_small("run/x", false).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    *site.origin.deletes_left.lock() = Some(0);
+    for _ in 0..5 {
+        let removed = run.stages.remove(&place("run/x"), Some(&id)).await;
+        assert_eq!(kind(removed), ErrorKind::OriginUnavailable);
+        assert_eq!(run.stages.list().len(), 1);
+    }
+    *site.origin.deletes_left.lock() = None;
+    run.removed().await;
+    assert!(site.keys().is_empty(), "{:?}", site.keys());
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn one_that_is_given_up_as_it_becomes_visible_stays_whole() {
     let site = Site::new(256 << 20);
     let run = site.start();
