@@ -444,11 +444,15 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Begin, StageConfig, Stages, flush::to_its_end};
+    use crate::{
+        Begin, Commit, NamedFile, StageConfig, Stages, Until, flush::to_its_end,
+        stages::CHECKPOINTS_MAX,
+    };
     use forebay_core::{ErrorKind, ManualClock};
     use forebay_engine::Freshness;
     use forebay_store::{DirConfig, Store, StoreConfig, disk::RealDisk};
     use forebay_testing::engine::{Bench, NOW};
+    use futures::{StreamExt, stream};
 
     /// A node with its cache in `dir`.
     fn node(dir: &Path) -> (Bench, Stages) {
@@ -488,5 +492,40 @@ mod tests {
             assert_eq!(write().await.unwrap_err().kind(), ErrorKind::Conflict);
             assert!(entry.writes.is_empty());
         }
+    }
+
+    #[tokio::test]
+    async fn durable_ones_make_way_where_there_are_too_many() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_bench, stages) = node(dir.path());
+        let place = Place::new("data", "ck").unwrap();
+        let id = stages.begin(&place, Begin::default()).await.unwrap().id;
+        let body = stream::iter([Ok(bytes::Bytes::from_static(b"data"))]).boxed();
+        let put = stages.put(&place, &id, None, "f", Some(4), body);
+        assert_eq!(put.await.unwrap(), 4);
+        let commit = Commit {
+            files: vec![NamedFile {
+                name: "f".into(),
+                size: 4,
+            }],
+            ..Commit::default()
+        };
+        stages.commit(&place, &id, None, commit).await.unwrap();
+        let patience = Duration::from_secs(20);
+        let waited = stages.wait(&place, Some(&id), None, Until::Durable, patience);
+        assert!(waited.await.unwrap().durable);
+        {
+            // As if there were so many.
+            let mut entries = stages.0.entries.lock();
+            let entry = entries[&id].clone();
+            for n in entries.len()..CHECKPOINTS_MAX {
+                entries.insert(format!("like {n}"), entry.clone());
+            }
+        }
+        let next = Place::new("data", "next").unwrap();
+        stages.begin(&next, Begin::default()).await.unwrap();
+        let entries = stages.0.entries.lock();
+        assert_eq!(entries.len(), CHECKPOINTS_MAX);
+        assert!(!entries.contains_key(&id));
     }
 }

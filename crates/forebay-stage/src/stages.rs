@@ -37,8 +37,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub(crate) const FOLDER: &str = "staged";
 /// What a checkpoint's journal and logs may take, which is taken when it begins.
 pub(crate) const JOURNAL_BYTES: u64 = 1 << 20;
-/// Checkpoints on disk.
-const CHECKPOINTS_MAX: usize = 10_000;
+/// Checkpoints on disk. Durable ones make way for others.
+pub(crate) const CHECKPOINTS_MAX: usize = 10_000;
 /// Files of one checkpoint.
 pub(crate) const FILES_MAX: usize = 100_000;
 /// The largest file: no origin takes a larger object, and the sum of all sizes is a number.
@@ -727,6 +727,13 @@ impl Inner {
         look: Option<Look>,
     ) -> Result<Status> {
         let now = self.now_ms();
+        let all: Vec<usize> = (0..self.dirs.len()).collect();
+        let too_many = (self.entries.lock().len() + 1).saturating_sub(CHECKPOINTS_MAX);
+        for _ in 0..too_many {
+            if !self.evict_one(&all).await {
+                break;
+            }
+        }
         let room = self.take_room(JOURNAL_BYTES, None, None).await?;
         let home = room.dir;
         let ahead = match begin.bytes.map(disk_bytes) {
@@ -778,7 +785,8 @@ impl Inner {
             if entries.len() >= CHECKPOINTS_MAX {
                 return Err(Error::busy(format!(
                     "{CHECKPOINTS_MAX} checkpoints are on this node's disk already"
-                )));
+                ))
+                .hint("there is place for more when some of them are durable, or removed"));
             }
             let left = match begin.part {
                 // Another one may have been committed since the origin was asked.
