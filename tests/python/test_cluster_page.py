@@ -111,7 +111,7 @@ def test_the_manifest_for_kubernetes_is_consistent(tmp_path):
 
     # The settings are sound, and agree with the rest.
     ((name, config),) = settings["data"].items()
-    assert container["args"][-2:] == ["--config", f"{mounts['config']}/{name}"]
+    assert container["args"] == ["serve", "--json", "--config", f"{mounts['config']}/{name}"]
     peer = headless["metadata"]["name"], ports["peer"]
     assert 'map = "dns:{}:{}"'.format(*peer) in config
     for port in ("s3", "admin", "peer"):
