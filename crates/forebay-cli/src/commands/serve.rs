@@ -16,7 +16,7 @@ use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
 use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
-    config::{Config, Log, Override, Severity},
+    config::{Config, Log, LogFormat, Override, Severity},
     init_logging, raise_open_files,
 };
 use futures::StreamExt;
@@ -166,13 +166,15 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     let config = load(&args.settings, common.json).map_err(Failure::Usage)?;
     config.checked().map_err(Failure::Usage)?;
     init_logging(&config.log).map_err(Failure::Usage)?;
+    // Also where the configuration says so, and not --json.
+    let json_logs = config.log.format == LogFormat::Json;
     for problem in [config.check(), config.check_files()]
         .concat()
         .iter()
         .filter(|p| p.severity == Severity::Warning)
     {
         warn(
-            common.json,
+            json_logs,
             &format!("{}: {}", problem.key, problem.message),
             &problem.hint,
         );
@@ -185,7 +187,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
              connections are accepted"
         );
         warn(
-            common.json,
+            json_logs,
             &text,
             "raise the limit (ulimit -Hn, LimitNOFILE), or lower limits.connections",
         );
@@ -198,7 +200,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         number = signals.next() => return Err(Failure::Signal(number)),
     };
     announce(&node, common.json)?;
-    let looking = tokio::spawn(look_at_origins(node.clone(), common.json));
+    let looking = tokio::spawn(look_at_origins(node.clone(), json_logs));
     let reloading = tokio::spawn(reload_on_hangup(
         node.clone(),
         hangups,
@@ -209,7 +211,7 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     looking.abort();
     reloading.abort();
     let drain = node.config().limits.drain_timeout.0;
-    if !common.json {
+    if !json_logs {
         eprintln!(
             "stopping: answers in flight have {} s to finish; signal again to stop at once",
             drain.as_secs()

@@ -213,6 +213,52 @@ fn a_bucket_that_cannot_be_reached_is_a_warning() {
 }
 
 #[test]
+fn where_the_settings_want_json_every_line_of_the_log_is_json() {
+    let dir = tempfile::tempdir().unwrap();
+    // Without a cache and with a bucket that nobody serves, there is something to warn of.
+    let mut child = command(&[
+        "serve",
+        "--origin",
+        "far=s3://far?endpoint=http://127.0.0.1:1&anonymous=true",
+        "--set",
+        "log.format=json",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        "off",
+        "--unix",
+        "off",
+    ])
+    .current_dir(dir.path())
+    .stdout(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut shown = String::new();
+    while !shown.contains("Ctrl-C") {
+        assert!(
+            out.read_line(&mut shown).unwrap() > 0,
+            "ended after\n{shown}"
+        );
+    }
+    let stopped = std::process::Command::new("sh")
+        .args(["-c", &format!("kill -TERM {}", child.id())])
+        .status()
+        .unwrap();
+    assert!(stopped.success());
+    let mut log = String::new();
+    let mut err = child.stderr.take().unwrap();
+    err.read_to_string(&mut log).unwrap();
+    assert_eq!(wait(&mut child), 0);
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e} in:\n{l}")))
+        .collect();
+    assert!(lines.iter().any(|l| l["level"] == "WARN"), "{log}");
+}
+
+#[test]
 fn a_configuration_is_checked_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("forebay.toml");
