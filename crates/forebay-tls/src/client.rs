@@ -3,7 +3,7 @@
 use crate::{ALPN, provider, read};
 use forebay_core::{Error, ErrorKind, Result};
 use rustls::{
-    ClientConfig, RootCertStore,
+    CertificateError, ClientConfig, RootCertStore,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
 };
 use std::{io, path::Path, sync::Arc};
@@ -94,13 +94,11 @@ fn explain(host: &str, e: io::Error) -> Error {
             ErrorKind::Unauthenticated,
             format!(
                 "the certificate of {host} is not \
-                trusted: {why:?}"
+                trusted: {}",
+                reason(why)
             ),
         )
-        .hint(
-            "name a CA of your own with --ca, ca= or FOREBAY_CA_FILE; the certificate must be for \
-             this host",
-        )
+        .hint(advice(why))
         .caused_by(e),
         Some(rustls::Error::InvalidMessage(_)) => {
             Error::origin_unavailable(format!("{host} does not speak TLS there"))
@@ -112,5 +110,62 @@ fn explain(host: &str, e: io::Error) -> Error {
             {e}"
         ))
         .caused_by(e),
+    }
+}
+
+/// What is wrong with a certificate.
+fn reason(why: &CertificateError) -> String {
+    match why {
+        // Its own words; around them are only the names of types.
+        CertificateError::Other(other) => other.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// What to do about it.
+fn advice(why: &CertificateError) -> &'static str {
+    match why {
+        CertificateError::Expired
+        | CertificateError::ExpiredContext { .. }
+        | CertificateError::NotValidYet
+        | CertificateError::NotValidYetContext { .. } => {
+            "the node needs a certificate that is valid now, and takes it over while it runs; or \
+             the clock of this machine is wrong"
+        }
+        CertificateError::Other(_) => {
+            "the node needs a certificate of its own, for this host (subjectAltName) and signed by \
+             a CA; one that `openssl req -x509` makes is a CA's"
+        }
+        _ => {
+            "name a CA of your own with --ca, ca= or FOREBAY_CA_FILE; the certificate must be for \
+             this host"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::OtherError;
+
+    #[test]
+    fn what_to_do_depends_on_what_is_wrong_with_the_certificate() {
+        let explained = |why: CertificateError| {
+            let e = explain(
+                "node",
+                io::Error::other(rustls::Error::InvalidCertificate(why)),
+            );
+            assert_eq!(e.kind(), ErrorKind::Unauthenticated);
+            e
+        };
+        let hint = |why| explained(why).hint_text().unwrap().to_owned();
+        let stranger = hint(CertificateError::UnknownIssuer);
+        assert_eq!(hint(CertificateError::NotValidForName), stranger);
+        let ended = hint(CertificateError::Expired);
+        assert_ne!(ended, stranger);
+        assert_eq!(hint(CertificateError::NotValidYet), ended);
+        let other = || CertificateError::Other(OtherError(Arc::new(io::Error::other("a CA's"))));
+        assert!(![stranger, ended].contains(&hint(other())));
+        assert!(explained(other()).message().ends_with(": a CA's"));
     }
 }
