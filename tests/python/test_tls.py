@@ -195,6 +195,16 @@ def test_plain_http_to_the_tls_port_is_told_so(secure):
     until(lambda: secure.metrics()["forebay_tls_handshakes_failed_total"] >= failed + 2)
 
 
+def test_a_certificate_that_has_expired_is_a_warning_of_the_check(authority, tmp_path):
+    for days in (1, -1):
+        cert, key = authority.issue(f"of-{days}-days", days=days)
+        settings = (f"--set=tls.cert={cert}", f"--set=tls.key={key}")
+        done = command("config", "check", "--json", f"--origin=data={tmp_path}", *settings)
+        told = [(p["severity"], p["key"]) for p in json.loads(done.stdout)["problems"]]
+        assert done.returncode == 0, "the node would start"
+        assert (("warning", "tls.cert") in told) is (days < 0), told
+
+
 def test_the_expiry_is_a_metric(secure):
     left = secure.metrics()["forebay_tls_certificate_expiry_seconds"]
     assert 9 * 86400 < left <= 10 * 86400 + 60

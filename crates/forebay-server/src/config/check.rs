@@ -1,7 +1,7 @@
 //! Whether the settings make sense together.
 
 use super::{Bytes, Config, Span};
-use crate::{buckets::OriginBuckets, socket};
+use crate::{buckets::OriginBuckets, object::http_date, socket};
 use forebay_cluster::COPIES_MAX;
 use forebay_core::{
     Error,
@@ -19,7 +19,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     slice,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// Far more connections, requests or buffers than any node has, and far from overflowing a count.
@@ -91,7 +91,8 @@ impl Config {
 
     /// What is wrong with the files that the settings name (keys, certificate and its key), read as
     /// the node itself would read them, so that a file can be tried before it is put in place. Also
-    /// checks that the file systems have room for the caches.
+    /// checks that the certificate has not expired, and that the file systems have room for the
+    /// caches.
     pub fn check_files(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
@@ -105,10 +106,28 @@ impl Config {
         if self.auth.keys_file.is_some() && !is_empty(&self.auth.keys_file) {
             tried("auth.keys_file", crate::auth::Access::new(&self.auth).err());
         }
+        let mut not_after_secs = None;
         if !is_empty(&self.tls.cert) && !is_empty(&self.tls.key) {
-            tried("tls", crate::tls::Tls::open(&self.tls).err());
+            match crate::tls::Tls::open(&self.tls) {
+                Ok(tls) => not_after_secs = tls.and_then(|t| t.not_after_secs()),
+                Err(e) => tried("tls", Some(e)),
+            }
         }
         tried("cluster", crate::peers::Settings::read(self).err());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now_secs = now.map_or(0, |d| d.as_secs()) as i64;
+        if let (Some(file), Some(end)) = (&self.tls.cert, not_after_secs.filter(|s| *s <= now_secs))
+        {
+            problems.warning(
+                "tls.cert",
+                format!(
+                    "the certificate in {} has expired on {}: clients refuse it",
+                    file.display(),
+                    http_date(end.saturating_mul(1000))
+                ),
+                "put a new one there: a running node takes it over",
+            );
+        }
         for (key, path) in self.secret_files() {
             // A file that cannot be examined is reported above, where it matters.
             let Ok(meta) = std::fs::metadata(path) else {
