@@ -1,12 +1,19 @@
 """The metrics and the alerts that ship, as Prometheus' own tool reads them."""
 
+import fcntl
+import os
+import pty
+import select
 import shutil
+import struct
 import subprocess
+import termios
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from servers import CACHE, Node
+from servers import CACHE, Node, forebay_program
 
 ROOT = Path(__file__).parents[2]
 PROMTOOL = shutil.which("promtool") or CACHE / "bin" / "promtool"
@@ -51,3 +58,29 @@ def test_the_alerts_ask_for_metrics_that_there_are(node: Node):
     for name in names:
         assert f"`{name}`" in declared, name
     assert "forebay_ready" in told
+
+
+def test_top_on_a_narrow_terminal_keeps_one_line_a_line(node: Node):
+    """And its first page, before anything was measured, has the disk."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+    command = [forebay_program(), "top", "--interval", "1h", "--this-node"]
+    where = {"FOREBAY_NODE": f"http://127.0.0.1:{node.port}", "TERM": "xterm"}
+    top = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, **where}
+    )
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if select.select([ours], [], [], 1)[0]:
+            try:
+                shown += os.read(ours, 65536)
+            except OSError:  # It has ended.
+                break
+        if b"\x1b[J" in shown and b"\x1b[?7h" not in shown:
+            os.write(ours, b"q")
+    assert top.wait(10) == 0
+    os.close(ours)
+    cut, whole = shown.find(b"\x1b[?7l"), shown.find(b"\x1b[?7h")
+    assert 0 <= cut < shown.find(b"served") < whole, "lines are cut while it runs, and only then"
+    assert b"memory" in shown

@@ -155,14 +155,16 @@ async fn live(admin: &Client, looks: &mut Looks, interval: Duration) -> Outcome 
     let mut history = view::History::default();
     let mut screen = terminal::Screen::enter()?;
     let mut keys = terminal::keys();
-    screen.draw(&view::page(&Reading::default(), &history, &node, 80, style))?;
+    let columns = || terminal::size().map_or(80, |(_, columns)| columns);
+    // Nothing has happened yet, but memory and disk are known.
+    let first = Reading::between(&looks.last, &looks.last, 1.0);
+    screen.draw(&view::page(&first, &history, &node, columns(), style))?;
     loop {
         tokio::select! {
             reading = looks.next(admin, interval) => {
                 let reading = reading?;
                 history.push(reading.served_bytes_per_s);
-                let columns = terminal::size().map_or(80, |(_, columns)| columns);
-                screen.draw(&view::page(&reading, &history, &node, columns, style))?;
+                screen.draw(&view::page(&reading, &history, &node, columns(), style))?;
             }
             Some(key) = keys.recv() => if matches!(key, b'q' | b'Q' | 0x1b) {
                 return Ok(());

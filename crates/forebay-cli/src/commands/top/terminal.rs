@@ -8,8 +8,9 @@ use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 use std::io::{IsTerminal, Write};
 use tokio::sync::mpsc;
 
-const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
-const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
+/// The other screen; no cursor; what is longer than a line is cut, not continued on the next one.
+const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &[u8] = b"\x1b[?7h\x1b[?25h\x1b[?1049l";
 /// Moves to the top left; clears the rest of a line; clears everything below.
 const HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
