@@ -4,7 +4,7 @@
 //! copy. Whatever is wrong with it is an error that names file, line and key.
 
 use crate::figures::{Money, MoneyLine, OriginUse, PriceList, Storage, Stored};
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, name::nearest};
 use std::collections::BTreeMap;
 use toml::de::{DeTable, DeValue};
 
@@ -136,10 +136,10 @@ impl Table {
                         };
                         numbers.insert(name, number);
                     } else {
-                        let near = nearest(name, TEXTS.iter().chain(&NUMBERS).copied());
+                        let known = [TEXTS.as_slice(), NUMBERS.as_slice()].concat();
                         return Err(wrong(
                             at,
-                            format!("{place} has no key {name:?}: did you mean {near:?}?"),
+                            format!("{place} has no key {name:?}{}", meant(name, &known)),
                         ));
                     }
                 }
@@ -185,7 +185,7 @@ impl Table {
     /// The prices of `provider/region`.
     ///
     /// # Errors
-    /// `Invalid` for one that the table does not have, with the nearest that it has.
+    /// `Invalid` for one that the table does not have, with the one that was probably meant.
     pub fn of(&self, place: &str) -> Result<&Prices> {
         let (provider, region) = place.split_once('/').unwrap_or((place, ""));
         let found = self.regions.get(&(provider.to_owned(), region.to_owned()));
@@ -199,10 +199,11 @@ impl Table {
                 let what = format!("{}: this table has no prices", self.file);
                 return Error::invalid(what).hint("add a section [provider.region] to it");
             }
-            let near = nearest(place, known.iter().map(String::as_str));
+            let names: Vec<&str> = known.iter().map(String::as_str).collect();
             Error::invalid(format!(
-                "{}: there are no prices of {place:?}: did you mean {near:?}?",
-                self.file
+                "{}: there are no prices of {place:?}{}",
+                self.file,
+                meant(place, &names)
             ))
             .hint(format!(
                 "give provider/region, one of {}; or add a section to a copy of the table",
@@ -231,9 +232,9 @@ fn is_date(text: &str) -> bool {
     digits(y, 4) && digits(m, 2) && digits(d, 2) && (1..=days).contains(&day)
 }
 
-fn nearest<'a>(to: &str, of: impl Iterator<Item = &'a str>) -> &'a str {
-    let near = |name: &&str| strsim::damerau_levenshtein(to, name);
-    of.min_by_key(near).unwrap_or("")
+/// The known word that was probably meant, if there is one, as the end of an error.
+fn meant(word: &str, known: &[&str]) -> String {
+    nearest(word, known).map_or_else(String::new, |near| format!(": did you mean {near:?}?"))
 }
 
 impl Prices {
@@ -386,6 +387,12 @@ mod tests {
         assert!(
             error.contains("my.toml, line 8: aws.us-east-1 has no key \"egress_regoin_gb\"")
                 && error.contains("\"egress_region_gb\""),
+            "{error}"
+        );
+        // What is like no key is taken for none.
+        let error = says(&SHIPPED.replacen("egress_region_gb =", "get =", 1));
+        assert!(
+            error.contains("has no key \"get\"") && !error.contains("did you mean"),
             "{error}"
         );
         for (from, to, says_so) in [
