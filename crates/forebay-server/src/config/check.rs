@@ -91,8 +91,8 @@ impl Config {
 
     /// What is wrong with the files that the settings name (keys, certificate and its key), read as
     /// the node itself would read them, so that a file can be tried before it is put in place. Also
-    /// checks that the certificate has not expired, and that the file systems have room for the
-    /// caches.
+    /// checks that the certificate has not expired, that the file systems have room for the caches,
+    /// and the machine has memory for the budget.
     pub fn check_files(&self) -> Vec<Problem> {
         let mut problems = Problems(Vec::new());
         let mut tried = |key: &str, error: Option<Error>| {
@@ -155,6 +155,8 @@ impl Config {
             }
         }
         self.check_room(&mut problems);
+        self.check_nesting(&mut problems);
+        self.check_memory(&mut problems);
         problems.0
     }
 
@@ -212,6 +214,47 @@ impl Config {
                     "give it a smaller size: the cache uses only the room that there is",
                 );
             }
+        }
+    }
+
+    /// Warns of caches inside a directory that is served: what they keep would be its objects.
+    fn check_nesting(&self, problems: &mut Problems) {
+        for origin in &self.origins {
+            let Ok(OriginUrl::Directory { path, .. }) = origin.config.check() else {
+                continue;
+            };
+            let served = resolved(&path);
+            for dir in &self.cache.dirs {
+                if resolved(&dir.path).starts_with(&served) {
+                    problems.warning(
+                        "cache.dirs",
+                        format!(
+                            "{} is inside {}, which is served: the files of the cache are listed \
+                             and cached as its objects",
+                            dir.path.display(),
+                            path.display()
+                        ),
+                        "keep the cache elsewhere",
+                    );
+                }
+            }
+        }
+    }
+
+    /// Warns of a budget that is never reached, because the memory ends before it.
+    fn check_memory(&self, problems: &mut Problems) {
+        let total_bytes = crate::process::memory_total_bytes();
+        if let Some(budget) = self.memory.budget
+            && budget.0 > total_bytes
+        {
+            problems.warning(
+                "memory.budget",
+                format!(
+                    "{budget} is more than this machine or its container has, {}",
+                    format_bytes(total_bytes)
+                ),
+                "give it less: beyond it work is refused, and without memory the node is killed",
+            );
         }
     }
 
@@ -1145,6 +1188,38 @@ mod tests {
         let half = (total / 5 * 3).to_string();
         assert_eq!(room(&[at("a", &half)]), "");
         assert!(room(&[at("a", &half), at("b", &half)]).contains("/a, "));
+    }
+
+    #[test]
+    fn a_cache_inside_a_directory_that_is_served_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let served = dir.path().join("data");
+        std::fs::create_dir(&served).unwrap();
+        let mut config = sound();
+        let origin = NamedOrigin::parse(&format!("bk={}", served.display()));
+        config.origins.push(origin.unwrap());
+        for (cache, warned) in [
+            ("data/cache", true),
+            ("data/../cache", false),
+            ("data-2", false),
+        ] {
+            let cache = format!("{}:16MiB", dir.path().join(cache).display());
+            config.cache.dirs = vec![cache.parse().unwrap()];
+            let found = config.check_files();
+            assert_eq!(found.len(), usize::from(warned), "{cache}: {found:?}");
+            assert!(found.iter().all(|p| p.severity == Severity::Warning));
+        }
+    }
+
+    #[test]
+    fn a_budget_beyond_the_memory_is_a_warning() {
+        let mut config = sound();
+        for (budget, warned) in [("64MiB", false), ("900TiB", true)] {
+            config.memory.budget = Some(budget.parse().unwrap());
+            let found = config.check_files();
+            assert_eq!(found.len(), usize::from(warned), "{budget}: {found:?}");
+            assert!(found.iter().all(|p| p.key == "memory.budget"));
+        }
     }
 
     #[test]
