@@ -264,9 +264,12 @@ pub fn lock(dir: &Path) -> Result<Lock> {
             }
         })
         .map_err(|e| {
-            Error::internal(format!("cache directory {} cannot be used", dir.display()))
-                .hint("check that the directory is writable by this user")
-                .caused_by(e)
+            Error::internal(format!(
+                "cache directory {} cannot be used: {e}",
+                dir.display()
+            ))
+            .hint("check that the directory is writable by this user")
+            .caused_by(e)
         })?;
     match file.try_lock() {
         Ok(()) => Ok(Lock {

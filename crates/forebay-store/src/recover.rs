@@ -73,9 +73,12 @@ struct Scan<'a> {
 }
 
 fn unusable(path: &std::path::Path, e: io::Error) -> Error {
-    Error::internal(format!("cache directory {} cannot be used", path.display()))
-        .hint("check that it exists, is a directory, and that this user may write there")
-        .caused_by(e)
+    Error::internal(format!(
+        "cache directory {} cannot be used: {e}",
+        path.display()
+    ))
+    .hint("check that it exists, is a directory, and that this user may write there")
+    .caused_by(e)
 }
 
 impl Inner {

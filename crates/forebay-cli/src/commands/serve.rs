@@ -248,9 +248,7 @@ fn start_failure(e: Error) -> Failure {
         ErrorKind::AlreadyExists => {
             "`--listen 127.0.0.1:0` takes any free port, `--admin off` does without the admin port"
         }
-        ErrorKind::Conflict => {
-            "each node needs a cache directory of its own; `forebay status` shows the one that runs"
-        }
+        ErrorKind::Conflict => "`forebay status` shows the node that runs",
         _ => return Failure::Failed(e),
     };
     Failure::Failed(match e.hint_text() {

@@ -153,6 +153,7 @@ fn a_port_or_a_directory_that_is_taken_is_told() {
         "{}",
         run.err
     );
+    assert_eq!(run.err.matches("of its own").count(), 1, "{}", run.err);
     // Not a directory at all.
     std::fs::write(node.path("file"), b"").unwrap();
     let cache = format!("{}:64MiB", node.path("file").display());
@@ -169,7 +170,7 @@ fn a_port_or_a_directory_that_is_taken_is_told() {
     ];
     let run = forebay(&args).fails(1);
     assert!(
-        run.err.contains(&node.path("file").display().to_string()),
+        run.err.contains(&node.path("file").display().to_string()) && run.err.contains("os error"),
         "{}",
         run.err
     );
