@@ -157,8 +157,10 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     there = f" ({done.found:,} were there)" if done.found else ""
     rate = (done.rows / done.seconds) if done.seconds else 0
+    shards = "1 shard" if done.shards == 1 else f"{done.shards:,} shards"
+    rows = "1 row" if done.rows == 1 else f"{done.rows:,} rows"
     print(
-        f"{done.manifest}  {done.shards:,} shards{there}  {done.rows:,} rows"
+        f"{done.manifest}  {shards}{there}  {rows}"
         f"  {done.bytes:,} bytes  {done.seconds:.2f} s  {rate:,.0f} rows/s"
     )
     return 0

@@ -1783,6 +1783,8 @@ def test_the_command_reshards(source, node, scratch, fetch, client):
     assert [json.loads(line) for line in lines] == in_order(
         source, forebay.Block(2), 7, columns=columns
     )
+    one = reshard(node, *command[:2], f"scratch/{scratch}/one/", "--columns", "id")
+    assert f"scratch/{scratch}/one/_manifest  1 shard  500 rows" in one.stdout, one.stderr
     again = reshard(node, "--json", *command)
     told = json.loads(again.stdout)
     assert (told["shards"], told["found"], told["rows"]) == (2, 2, ROWS)
