@@ -149,8 +149,8 @@ section! {
     /// Memory for buffers.
     Memory {
         /// One budget for the buffers of fills, batches and uploads; work that does not fit is
-        /// refused with 429. Default: a sixteenth of the machine's memory, at most 16 GiB; where
-        /// that is less than 1 GiB: 1 GiB, or a quarter of the machine's memory.
+        /// refused with 429, or 503 by S3. Default: a sixteenth of the machine's memory, at most
+        /// 16 GiB; where that is less than 1 GiB: 1 GiB, or a quarter of the machine's memory.
         budget: Option<Bytes> = None,
     }
 }
@@ -327,8 +327,8 @@ section! {
 section! {
     /// Limits on clients.
     Limits {
-        /// Requests in progress at the same time; the next one is answered with 503 and
-        /// Retry-After.
+        /// Requests in progress at the same time; the next one is answered with 503, or 429 under
+        /// `/v1/`, and Retry-After.
         requests_in_flight: usize = limits::REQUESTS_IN_FLIGHT_DEFAULT,
         /// Open client connections; the next one is answered with 503 and Retry-After, and closed.
         connections: usize = limits::CONNECTIONS_DEFAULT,
