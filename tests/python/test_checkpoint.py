@@ -1846,6 +1846,14 @@ def test_a_save_of_dcp_that_fails_leaves_nothing_at_the_node(site):
     dcp.save(wanted, storage_writer=writer, no_dist=True)
     assert staged(site, "dcp-failed/b") == []
     writer.handle.wait(60)
+    # Or the next save of the same writer, whose name may be the same.
+    writer = ckpt.StorageWriter("s3://runs/dcp-failed/d", client=site.client)
+    for _ in range(2):
+        writer.set_up_storage_writer(True)
+        writer.prepare_global_plan([writer.prepare_local_plan(SavePlan([]))])
+        assert [c["state"] for c in staged(site, "dcp-failed/d")] == ["staging"]
+    dcp.save(wanted, storage_writer=writer, no_dist=True)
+    assert writer.handle.wait(60).durable
 
 
 def test_slabs_are_the_parts_of_a_stored_tensor():

@@ -226,6 +226,9 @@ class StorageWriter(_StorageWriter):
         size = sum(_bytes_of(plan) for plan in plans)
         here = self._node()
         same = all(plan.storage_data == here for plan in plans)
+        if self._saving is not None:
+            # The last save failed before its end, which only other ranks may have been told.
+            self._saving.give_up()
         self._results = None
         self._saving = _wire.Saving(
             self.client,
