@@ -1774,6 +1774,36 @@ def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
     assert same(found["model"], wanted)
 
 
+def test_metadata_of_one_rank_are_those_of_a_checkpoint_that_each_rank_saved_by_itself(site):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
+
+    wanted = {"w": torch.rand(300, 300), "note": "kept"}
+    name = "s3://runs/of-a-rank/ours"
+    dcp.save(wanted, storage_writer=ckpt.StorageWriter(name, client=site.client), no_dist=True)
+    # DCP asks so at a rank that failed to get the metadata of all, which alone would go on then.
+    reader = ckpt.StorageReader(name, client=site.client)
+    with pytest.raises(forebay.NotFound):
+        reader.read_metadata(rank=0)
+    assert reader.read_metadata().state_dict_metadata.keys() == wanted.keys()
+
+    # What `dcp.save(use_collectives=False)` does.
+    name = "s3://runs/of-a-rank/theirs"
+    theirs = FsspecWriter(name, client_kwargs={"endpoint_url": site.origin.url})
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(wanted, None, True)
+    theirs.set_up_storage_writer(True, rank=0, use_collectives=False)
+    plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+    plans = theirs.prepare_global_plan(plans)
+    results = theirs.write_data(planner.finish_plan(plans[0]), planner).wait()
+    theirs.finish(metadata, [results])
+    assert "of-a-rank/theirs/__0.metadata" in site.keys("of-a-rank/theirs/")
+    found = {"w": torch.zeros(300, 300), "note": ""}
+    dcp.load(found, storage_reader=ckpt.StorageReader(name, client=site.client), no_dist=True)
+    assert same(found, wanted)
+
+
 def test_tensors_are_aligned_in_files_as_they_are_in_memory(site):
     import torch.distributed.checkpoint as dcp
 

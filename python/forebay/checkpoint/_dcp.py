@@ -503,8 +503,8 @@ class StorageReader(_StorageReader):
 
     What is on the node's disk is read from there; the rest through its cache, so that all ranks
     together read each byte from the origin once. Ranges go straight into the tensors' memory, many
-    at the same time. Checkpoints of other writers of DCP (``.metadata`` and its files under one
-    prefix) are read too.
+    at the same time. Checkpoints of other writers of DCP (``.metadata``, or that of each rank, and
+    its files under one prefix) are read too.
 
     Args:
         path: The checkpoint's name; ``checkpoint_id`` of ``load`` replaces it.
@@ -540,23 +540,41 @@ class StorageReader(_StorageReader):
             raise InvalidRequest(
                 "the checkpoint has no name", hint="StorageReader(path), or checkpoint_id= of load"
             )
-        try:
-            self._reading = _wire.Reading(
-                self.client, self.path, durable=self.durable, retry_for=self.retry_for
-            )
-            if _METADATA not in self._reading.sizes:
-                raise InvalidRequest(
-                    f"{self.path} was not saved by torch.distributed.checkpoint",
-                    hint="forebay.checkpoint.load() reads what forebay.checkpoint.save() saved",
-                )
-        except NotFound as e:
-            self._reading = _Foreign(self.client, self.path, e, self.retry_for)
-        metadata = pickle.loads(self._reading.read(_METADATA))
+        # DCP asks for the metadata of one rank where it did not get that of all. Only a checkpoint
+        # that each rank saved by itself has it. With anything else in its place, DCP would load at
+        # this rank alone, and the other ranks would wait for it without end.
+        rank = kwargs.get("rank")
+        if rank is not None:
+            file = f"__{rank}{_METADATA}"
+            self._reading = _Foreign(self.client, self.path, self.retry_for, file)
+        else:
+            file = _METADATA
+            self._reading = self._whole()
+        metadata = pickle.loads(self._reading.read(file))
         # Nobody else reads it, and whether the rest is read is not known yet.
         self._reading.give_back()
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         return typing.cast(Metadata, metadata)
+
+    def _whole(self) -> _wire.Reading:
+        """A checkpoint that all ranks saved together."""
+        assert self.path is not None
+        try:
+            reading = _wire.Reading(
+                self.client, self.path, durable=self.durable, retry_for=self.retry_for
+            )
+        except NotFound as e:
+            try:
+                return _Foreign(self.client, self.path, self.retry_for, _METADATA)
+            except NotFound:
+                raise e from None
+        if _METADATA not in reading.sizes:
+            raise InvalidRequest(
+                f"{self.path} was not saved by torch.distributed.checkpoint",
+                hint="forebay.checkpoint.load() reads what forebay.checkpoint.save() saved",
+            )
+        return reading
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: typing.Any, **kwargs: typing.Any
@@ -724,19 +742,16 @@ class _Batch:
 
 
 class _Foreign(_wire.Reading):
-    """A checkpoint of another writer: objects under a prefix, ``.metadata`` among them."""
+    """A checkpoint of another writer: objects under a prefix, the metadata among them."""
 
-    def __init__(self, client: Client, name: str, missing: NotFound, retry_for: float) -> None:
+    def __init__(self, client: Client, name: str, retry_for: float, metadata: str) -> None:
         bucket, prefix = _wire.split(name)
 
         def look() -> int:
-            return client.head(f"{bucket}/{prefix}/{_METADATA}").size
+            return client.head(f"{bucket}/{prefix}/{metadata}").size
 
-        try:
-            size = _wire.again(f"loading {name}", look, retry_for)
-        except NotFound:
-            raise missing from None
-        self.open(client, name, {_METADATA: size}, retry_for)
+        size = _wire.again(f"loading {name}", look, retry_for)
+        self.open(client, name, {metadata: size}, retry_for)
         self.id = ""
 
     def path(self, file: str) -> str:
