@@ -534,7 +534,7 @@ def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
         site.close()
 
 
-def write_by_ranks(writers, planners):
+def write_by_ranks(writers, planners, planned=lambda: None):
     """What DCP does for each rank, up to the commit; rank n saves a tensor `wn`, all of it n."""
     plans = []
     for rank, (writer, planner) in enumerate(zip(writers, planners, strict=True)):
@@ -543,6 +543,7 @@ def write_by_ranks(writers, planners):
         plans.append(writer.prepare_local_plan(planner.create_local_plan()))
     plans, metadata = planners[0].create_global_plan(plans)
     plans = writers[0].prepare_global_plan(plans)
+    planned()
     results = [
         writer.write_data(planner.finish_plan(plan), planner).wait()
         for writer, plan, planner in zip(writers, plans, planners, strict=True)
@@ -604,6 +605,16 @@ def test_ranks_of_dcp_at_one_node_that_is_started_again_fail_and_leave_nothing(t
         threading.Timer(1.0, site.start).start()
         with pytest.raises(forebay.NotFound):
             writers[0].finish(metadata, results)
+        assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
+
+        # Before anything is written.
+        def starts_again() -> None:
+            site.kill()
+            site.start()
+
+        writers = [ckpt.StorageWriter(name, client=site.client, retry_for=30) for _ in range(2)]
+        with pytest.raises(forebay.NotFound):
+            write_by_ranks(writers, [DefaultSavePlanner() for _ in writers], starts_again)
         assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
     finally:
         site.close()

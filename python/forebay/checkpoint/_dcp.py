@@ -67,6 +67,8 @@ class _Where:
     id: str
     rank: int
     coordinator: str
+    #: Whether the rank was at another node than the coordinator when all said where they are.
+    elsewhere: bool
     #: Whether there are no other ranks.
     alone: bool
 
@@ -239,7 +241,9 @@ class StorageWriter(_StorageWriter):
         )
         id, alone = self._saving.begin().id, len(plans) == 1
         return [
-            dataclasses.replace(plan, storage_data=_Where(id, rank, here, alone))
+            dataclasses.replace(
+                plan, storage_data=_Where(id, rank, here, plan.storage_data != here, alone)
+            )
             for rank, plan in enumerate(plans)
         ]
 
@@ -258,9 +262,11 @@ class StorageWriter(_StorageWriter):
         if where.alone and self._saving is not None:
             # Whether or not its node was started again meanwhile.
             results = self._write_all(self._saving, where, plan, planner)
-        elif self._node() != where.coordinator:
+        elif where.elsewhere and self._node() != where.coordinator:
             results = self._write_part(where, plan, planner)
         else:
+            # If the coordinator's node was started again meanwhile, it does not know the id. A part
+            # would go to the origin all the same, and nobody would remove it there.
             writing = _wire.Writing.joined(self.client, self._name(), where.id)
             try:
                 results = self._write(writing, where, plan, planner, False, self.retry_for)
