@@ -1100,6 +1100,23 @@ def test_the_removal_of_what_is_on_its_way_is_a_conflict(site):
     pending.abandon()
 
 
+def test_what_is_known_by_its_name_alone_can_be_given_up(site):
+    writing = _wire.Writing(site.client, "s3://runs/by-name/a")
+    writing.put("data", [b"1234"])
+    writing.commit(elsewhere={"more": 1})
+    known = ckpt.Checkpoint(site.client, "s3://runs/by-name/a")
+    known.abandon()
+    eventually(lambda: staged(site, "by-name/") == [], "it is given up")
+    with pytest.raises(forebay.NotFound):
+        known.abandon()
+    # One that is durable stays, whether or not a copy is here.
+    ckpt.save({"a": 1}, known.name, client=site.client).wait(60)
+    for _ in range(2):
+        known.abandon()
+        eventually(lambda: staged(site, "by-name/") == [], "the copy is gone")
+    assert ckpt.load(known.name, client=site.client) == {"a": 1}
+
+
 def test_two_writers_of_one_name_are_refused_and_the_next_may(site):
     first = _wire.Writing(site.client, "s3://runs/two/step-1")
     with pytest.raises(forebay.Conflict, match="another writer"):

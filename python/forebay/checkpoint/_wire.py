@@ -344,9 +344,15 @@ class Checkpoint:
 
     def abandon(self) -> None:
         """Gives it up: it will not become visible, and what the origin has of it is removed. One
-        that is durable stays, and only the copy on the node's disk goes."""
+        that is durable stays, and only the copy on the node's disk goes. Without an ``id``, it is
+        the one that :meth:`status` tells of.
+
+        Raises:
+            NotFound: There is none, or it was given up before.
+        """
+        id = self.status()["id"] if self.id is None else self.id
         try:
-            ask(self.client, "DELETE", path_of(*self._place, id=self.id))
+            ask(self.client, "DELETE", path_of(*self._place, id=id))
         except NotFound:
             # Of one that is durable, the copy has gone before.
             if not self.durable:
