@@ -205,6 +205,9 @@ def test_safetensors_are_those_of_the_library(site):
     from safetensors.torch import load, save
 
     tensors = state(2)["model"]
+    tensors["complex"] = torch.rand(150, 150, dtype=torch.complex64)
+    for dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        tensors[str(dtype)] = torch.rand(7).to(dtype)
     saved = ckpt.save(tensors, "s3://runs/st/a", client=site.client, format="safetensors")
     found = ckpt.load("s3://runs/st/a", client=site.client)
     assert same(found, tensors)
