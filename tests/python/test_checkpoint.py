@@ -225,6 +225,23 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        (b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', forebay.Unsupported),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":"F32"', forebay.InvalidRequest),
+        (b"\xff\xfe", forebay.InvalidRequest),
+    ],
+)
+def test_safetensors_that_cannot_be_read_say_so(site, header, kind):
+    writing = _wire.Writing(site.client, "s3://runs/st/bad")
+    writing.put("model.safetensors", [len(header).to_bytes(8, "little") + header + bytes(4)])
+    writing.commit()
+    with pytest.raises(kind):
+        ckpt.load("s3://runs/st/bad", client=site.client)
+
+
 def test_small_tensors_of_safetensors_are_read_together(site, monkeypatch):
     generator = torch.Generator().manual_seed(1)
     sizes = torch.randint(0, 300, (2000,), generator=generator).tolist()

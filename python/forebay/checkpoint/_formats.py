@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._arguments import is_unicode
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, Unsupported
 from ._wire import Checkpoint, Reading, Writing, finish
 
 #: What the file is called, by format.
@@ -190,11 +190,20 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
         more = bytearray(8 + length - len(head))
         reading.fill([(file, len(head), memoryview(more))])
         head += more
-    header = json.loads(bytes(head[8 : 8 + length]))
+    try:
+        header = json.loads(bytes(head[8 : 8 + length]))
+    except ValueError as e:
+        raise InvalidRequest(f"{reading.name}: the header of {file} is not JSON: {e}") from e
     header.pop("__metadata__", None)
     found, jobs = {}, []
     small: list[tuple[int, memoryview]] = []
     for name, about in header.items():
+        if about["dtype"] not in _NAMES:
+            raise Unsupported(
+                f"{reading.name}: {name!r} is of the type {about['dtype']}, which this release of"
+                " Forebay does not know",
+                hint=f"upgrade, or read {file} with the library safetensors",
+            )
         tensor = torch.empty(about["shape"], dtype=_NAMES[about["dtype"]])
         begin, end = about["data_offsets"]
         if end - begin != tensor.nbytes or 8 + length + end > size:
