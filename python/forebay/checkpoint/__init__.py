@@ -84,7 +84,8 @@ def save(
         wait: ``"staged"``: until it is on the node's disk, synced. ``"durable"``: until it is at
             the origin.
         deadline: Seconds within which it is to be durable. If it is not, the node logs and counts
-            that, and :meth:`Checkpoint.status` says ``late``; the flush goes on.
+            that, and :meth:`Checkpoint.status` says ``late``; the flush goes on. None: as the
+            node's ``checkpoints.deadline`` says. 0: whenever.
         overwrite: Whether it may replace a checkpoint of this name. Readers see the former one
             until all of the new one is at the origin.
         meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.

@@ -141,7 +141,8 @@ class StorageWriter(_StorageWriter):
             checkpoint becomes visible when all of it is there.
         threads: Files of this rank that are written at the same time.
         overwrite: Whether it may replace a checkpoint of its name.
-        deadline: Seconds within which it is to be durable.
+        deadline: Seconds within which it is to be durable. None: as the node's
+            ``checkpoints.deadline`` says. 0: whenever.
         meta: JSON that readers of the manifest are told; at most 64 KiB.
         retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
             limits, or is started again. A rank that saves alone, and ranks at other nodes than that

@@ -45,7 +45,8 @@ class CheckpointIO(_CheckpointIO):
 
     Args:
         client: The node; by default the one of ``FOREBAY_NODE``.
-        deadline: Seconds within which each checkpoint is to be durable.
+        deadline: Seconds within which each checkpoint is to be durable. None: as the node's
+            ``checkpoints.deadline`` says. 0: whenever.
         retry_for: Seconds for which a checkpoint is saved or loaded anew while the node cannot be
             reached, as when it is started again, before that ends the training. A warning says so
             at once.
