@@ -534,6 +534,15 @@ ELSEWHERE = {
     "num_replicas": "world_size=",
     "max_rows": "batch_size=",
     "map": "decode= makes a sample of a row, transform= goes on with it",
+    "device": "batches are in the memory of the CPU: pin_memory=True, and batch.to(device)",
+    "pin_memory_device": "pin_memory=True",
+    "shuffle_seed": "seed=",
+    "shuffle_algo": "shuffle=forebay.Block(16), forebay.Full() or forebay.Window(10_000)",
+    "shuffle_block_size": "shuffle=forebay.Block(16), in blocks of the files",
+    "buffer_size": "shuffle=forebay.Window(10_000), or better forebay.Block(16)",
+    "predownload": "prefetch=, in batches",
+    "batch_format": "output=",
+    "dtype": "ds.cast({...}), or decode=",
 }
 
 

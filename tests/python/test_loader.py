@@ -859,6 +859,9 @@ def test_arguments_of_other_loaders_are_explained(ds):
         "drop_last": "uneven=",
         "num_workers": "threads=",
         "collate_fn": "collate=",
+        "shuffle_seed": "seed=",
+        "predownload": "prefetch=",
+        "device": "pin_memory=",
         "shufle": "did you mean 'shuffle'",
         "nonsense": "no argument 'nonsense'",
     }.items():
