@@ -72,6 +72,9 @@ NUMBERS = {
     "max_skipped": (0, U64_MAX),
 }
 
+#: True or False among the arguments. A text is neither: ``"no"`` would be true.
+FLAGS = ("padded", "pin_memory", "stream", "follow")
+
 #: What batches are made with: the module, and what it is called.
 FRAMEWORKS = {
     "torch": ("torch", "PyTorch"),
@@ -137,12 +140,14 @@ class Options:
         """The same, with plain numbers and lists; raises ValueError or TypeError for invalid
         arguments.
         """
-        numbers: dict[str, Any] = {
+        plain: dict[str, Any] = {
             name: self._whole(name, *bounds) for name, bounds in NUMBERS.items()
         }
+        plain |= {name: self._flag(name) for name in FLAGS}
         made = replace(
             self,
-            **numbers,
+            **plain,
+            progress=None if self.progress is None else self._flag("progress"),
             seed=self._seed(),
             epochs=self._epochs(),
             columns=None if self.columns is None else column_names(self.columns),
@@ -158,6 +163,12 @@ class Options:
         if number is not None and number > most:
             raise ValueError(f"{name} must be at most {most:,}, not {value!r}")
         return number
+
+    def _flag(self, name: str) -> bool:
+        value = getattr(self, name)
+        if not isinstance(value, (bool, np.bool_)):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
+        return bool(value)
 
     def _seed(self) -> int:
         seed = whole_number(self.seed)

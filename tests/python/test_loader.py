@@ -871,6 +871,15 @@ def test_arguments_of_other_loaders_are_explained(ds):
         next(iter(DataLoader(ds.loader(10))))
 
 
+@pytest.mark.parametrize("name", ["padded", "pin_memory", "stream", "follow", "progress"])
+def test_a_text_is_neither_true_nor_false(ds, name):
+    options = {"length": "id", "max_total": 1000} if name == "padded" else {}
+    for given in ("no", "false", 2):
+        with pytest.raises(TypeError, match=name):
+            ds.loader(10, output="torch", **options, **{name: given})
+    ds.loader(10, output="torch", **options, **{name: np.bool_(False)})
+
+
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on
 # with in another shape.
 
