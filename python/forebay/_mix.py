@@ -12,7 +12,7 @@ import numpy as np
 
 from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
 from ._loadable import Loadable, S_co
-from .dataset import Dataset, S, datasets_of
+from .dataset import Dataset, S, datasets_of, no_attribute
 from .errors import Error, InvalidRequest
 from .rows import Rows
 from .schedule import Schedule
@@ -328,6 +328,17 @@ class Mix(Loadable[S_co]):
     def __getitem__(self, index: Sequence[int] | np.ndarray) -> Rows: ...
     def __getitem__(self, index: Any) -> Any:
         return self.interleaved()[index]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property has failed with an AttributeError: again, for that error.
+                return object.__getattribute__(self, name)
+            if not name.startswith("_") and hasattr(Dataset, name):
+                said = f"interleaved().{name} is that of its rows as a dataset"
+                raise AttributeError(f"a mix has no {name!r}: {said}", name=name, obj=self)
+            raise no_attribute(self, "a mix", name)
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
         """Samples of :meth:`interleaved`, in one request: what PyTorch's DataLoader asks for."""

@@ -70,6 +70,33 @@ AHEAD_REQUESTS = 3
 BLOCK_MAX = (1 << 32) - 1
 #: What :class:`Rows` have, and datasets have not.
 ROWS_HAVE = frozenset(["arrow", "numpy", "plain", "torch"])
+#: What the datasets of other libraries have, and what is in its place here.
+ELSEWHERE = {
+    "shuffle": "loader(batch_size, shuffle=forebay.Block(16), seed=1) has another order each epoch",
+    "batch": "loader(batch_size) makes batches",
+    "with_format": "loader(batch_size, output=) says what batches are",
+    "set_format": "loader(batch_size, output=) says what batches are",
+    "rename_column": 'rename({"old": "new"})',
+    "rename_columns": 'rename({"old": "new"})',
+    "remove_columns": "select_columns([...]) names the columns that stay",
+    "drop_columns": "select_columns([...]) names the columns that stay",
+    "cast_column": 'cast({"column": "int32"})',
+    "with_transform": "map(function)",
+    "set_transform": "map(function)",
+    "head": "take(5), which is a dataset, or take(range(5)), which are rows",
+    "num_rows": "len(ds) is the number of its rows",
+    "column_names": "columns",
+    "features": "schema",
+    "to_pandas": "take(rows).arrow().to_pandas()",
+    "to_polars": "take(rows).arrow(), which polars.DataFrame() takes",
+    "to_list": "take(rows).plain()",
+    "to_dict": "take(rows).numpy()",
+    "save_to_disk": 'write("s3://bucket/prefix/")',
+    "to_parquet": 'write("s3://bucket/prefix/")',
+    "to_json": 'write("s3://bucket/prefix/", "jsonl")',
+    "state_dict": "a loader has one: loader(batch_size).state_dict()",
+    "load_state_dict": "a loader has it: loader(batch_size).load_state_dict(state)",
+}
 #: What the types that hold values of these are called.
 PYTHON_TYPES: dict[type, str] = {
     bool: "bool",
@@ -1084,8 +1111,7 @@ class Dataset(Loadable[S_co]):
             if hasattr(type(self), name):
                 # A property has failed with an AttributeError: again, for that error.
                 return object.__getattribute__(self, name)
-            hint = f": ds.take(rows).{name}() is that of some rows" if name in ROWS_HAVE else ""
-            raise AttributeError(f"a dataset has no {name!r}{hint}", name=name, obj=self)
+            raise no_attribute(self, "a dataset", name)
 
     def __getitems__(self, rows: Sequence[int]) -> list[S_co]:
         """Samples by their numbers, in one request: what PyTorch's DataLoader asks for. Views of
@@ -1172,6 +1198,13 @@ class Dataset(Loadable[S_co]):
             f" blocks of {int(info['files']):,} {self.format} files,"
             f" {size}, version {self.id[:12]}; {types}>"
         )
+
+
+def no_attribute(of: Any, what: str, name: str) -> AttributeError:
+    """The error for an attribute that a dataset or a mix does not have."""
+    said = f"take(rows).{name}() is that of some rows" if name in ROWS_HAVE else ELSEWHERE.get(name)
+    hint = f": {said}" if said else ""
+    return AttributeError(f"{what} has no {name!r}{hint}", name=name, obj=of)
 
 
 def datasets_of(given: Any, text: str, hint: str) -> list[Dataset[Any]]:

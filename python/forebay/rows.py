@@ -19,6 +19,21 @@ __all__ = ["Row", "Rows"]
 #: For type checkers: a sample that nobody decoded, a dict from the names of columns to values.
 Row = NewType("Row", dict[str, Any])
 
+#: What tables of other libraries have, and what is in its place here.
+ELSEWHERE = {
+    "to_pandas": "arrow().to_pandas()",
+    "to_polars": "arrow(), which polars.DataFrame() takes",
+    "to_list": "plain()",
+    "to_pylist": "plain()",
+    "to_dict": "numpy()",
+    "to_pydict": "numpy()",
+    "to_numpy": "numpy()",
+    "to_arrow": "arrow()",
+    "schema": "arrow().schema",
+    "column_names": "columns",
+    "num_rows": "len(rows) is their number",
+}
+
 
 class Rows(Sequence[dict[str, Any]]):
     """Rows in the order in which they were requested.
@@ -125,6 +140,15 @@ class Rows(Sequence[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._between(0, len(self))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property has failed with an AttributeError: again, for that error.
+                return object.__getattribute__(self, name)
+            hint = f": {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            raise AttributeError(f"rows have no {name!r}{hint}", name=name, obj=self)
 
     def _between(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
         """What ``self[i]`` is for each row of a range, looking its columns up only once."""

@@ -503,6 +503,27 @@ def test_an_error_inside_a_property_is_told_as_it_is(ds, monkeypatch):
         _ = rows.nothing
 
 
+def test_attributes_of_other_libraries_are_explained(ds, other):
+    mixed = forebay.mix([ds, other])
+    for of in (ds, ds[3:], ds.filter(forebay.col("id") < 5), mixed):
+        for name, said in {
+            "shuffle": r"loader\(.*shuffle=",
+            "rename_column": r"rename\(",
+            "column_names": "columns",
+            "torch": r"take\(rows\)\.torch\(\)",
+            "to_pandas": r"arrow\(\)\.to_pandas\(\)",
+        }.items():
+            with pytest.raises(AttributeError, match=f"has no {name!r}: .*{said}"):
+                getattr(of, name)
+            assert not hasattr(of, name)
+    with pytest.raises(AttributeError, match=r"interleaved\(\)\.schema"):
+        _ = mixed.schema
+    with pytest.raises(AttributeError, match=r"arrow\(\)\.to_pandas\(\)"):
+        _ = ds.take([1]).to_pandas
+    again = pickle.loads(pickle.dumps(mixed))
+    assert [d.id for d in again.datasets] == [d.id for d in mixed.datasets]
+
+
 def test_a_mix_is_shown_whatever_its_datasets_are(ds, other):
     unlike = forebay.mix([ds, other.rename({"text": "t"})])
     assert unlike._repr_html_() == html.escape(repr(unlike))
