@@ -23,6 +23,8 @@ GROUP_BLOCKS_MAX = 1 << 20
 CONNECTIONS_MAX = 256
 #: What makes a source a pattern, where no backslash is before it.
 WILDCARD = re.compile(r"(?<!\\)(?:\\\\)*[*?[]")
+#: How paths of files begin, and names of buckets do not.
+PATHS = ("/", "./", "../", "~/")
 #: What a job may be called, as the node has it.
 JOB_NAME = re.compile(r"[A-Za-z0-9_.:/+=-]{1,128}")
 JOB_NAME_TEXT = "1 to 128 letters, digits and -_.:/+="
@@ -95,6 +97,12 @@ def source_names(given: Any) -> list[str]:
             raise InvalidRequest(
                 f"{name}: datasets are named by the bucket that they have at a node",
                 hint=f"forebay serve --origin NAME={scheme}://{place}/, and then open NAME/{last}",
+            )
+        if name.startswith(PATHS):
+            place, _, last = name.rpartition("/")
+            raise InvalidRequest(
+                f"{name}: datasets are named by the bucket that they have at a node, not by a path",
+                hint=f"forebay serve --origin NAME={place}/, and then open NAME/{last}",
             )
     return found
 

@@ -278,6 +278,8 @@ def test_what_open_asks_for(node):
             "NAME=hf://datasets/lab/x/, and then open NAME/*.parquet",
         ),
         ("manifest:https://host/list.txt", "NAME=https://host/, and then open NAME/list.txt"),
+        ("/data/x/*.parquet", "NAME=/data/x/, and then open NAME/*.parquet"),
+        ("../x.jsonl", "NAME=../, and then open NAME/x.jsonl"),
     ):
         for opens in (forebay.open, forebay.open_shards):
             with pytest.raises(forebay.InvalidRequest, match="at a node") as refused:
