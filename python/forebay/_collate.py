@@ -76,12 +76,40 @@ def collator(output: Output, collate: Callable[[Any], Any] | None) -> Callable[[
         from torch.utils.data import default_collate
 
         def tensors(samples: list[Any]) -> Any:
+            have_views = False
             for sample in samples:
-                _refuse_missing(sample)
-            return default_collate(samples)
+                have_views |= _looked_through(sample)
+            if have_views:
+                samples = [owned(sample) for sample in samples]
+            try:
+                return default_collate(samples)
+            except Exception as e:
+                e.add_note(
+                    f"PyTorch makes no batch of {_culprit(samples, default_collate)}: make them"
+                    " alike in decode= or map(), or give collate="
+                )
+                raise
 
         return tensors
     return lambda samples: samples
+
+
+def _culprit(
+    samples: Sequence[Any], collate: Callable[[Any], Any], name: str = "these samples"
+) -> str:
+    """Which part of samples it is that cannot be collated."""
+    first = samples[0]
+    parts: dict[str, list[Any]] = {}
+    if all(isinstance(s, dict) and s.keys() == first.keys() for s in samples):
+        parts = {f"{key!r} of {name}": [s[key] for s in samples] for key in first}
+    elif all(isinstance(s, (tuple, list)) and len(s) == len(first) for s in samples):
+        parts = {f"item {i} of {name}": [s[i] for s in samples] for i in range(len(first))}
+    for part, values in parts.items():
+        try:
+            collate(values)
+        except Exception:
+            return _culprit(values, collate, part)
+    return name
 
 
 def convert(rows: Rows, output: Output, real: int | None) -> Any:
@@ -139,19 +167,25 @@ def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:
     return [{name: values[i] for name, values in columns.items()} for i in range(len(rows))]
 
 
-def _refuse_missing(value: Any, name: str = "") -> None:
-    """Raises if PyTorch would take what lies under a mask for data."""
+def _looked_through(value: Any, name: str = "") -> bool:
+    """Whether a sample has views of received memory, of each byte of which PyTorch would make a
+    number. Raises TypeError if PyTorch would take what lies under a mask for data.
+    """
+    if isinstance(value, memoryview):
+        return True
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"{name or 'a sample'} has missing items, which a tensor cannot hold: fill them"
             " in decode= (.filled(0)), or give collate="
         )
+    have_views = False
     if isinstance(value, dict):
         for key, inner in value.items():
-            _refuse_missing(inner, f"{key!r} of a sample")
+            have_views |= _looked_through(inner, f"{key!r} of a sample")
     elif isinstance(value, (tuple, list)):
         for inner in value:
-            _refuse_missing(inner, name)
+            have_views |= _looked_through(inner, name)
+    return have_views
 
 
 def to_jax(

@@ -277,7 +277,8 @@ class Loadable(ABC, Generic[S_co]):
             output: What a batch is. Without ``decode``: ``"rows"`` (:class:`Rows`), ``"numpy"``,
                 ``"torch"`` or ``"jax"`` (a dict of columns of shape ``(batch_size, …)``),
                 ``"arrow"`` (a ``pyarrow.RecordBatch``). With it: a list of samples, or for
-                ``"numpy"``, ``"torch"`` and ``"jax"`` the result of stacking them.
+                ``"numpy"``, ``"torch"`` and ``"jax"`` the result of stacking them, in which texts
+                and bytes are lists.
             pin_memory: Put tensors into page-locked memory (``output="torch"``).
             threads: Threads that run ``decode``, ``transform`` and ``collate``, ahead of the loop.
                 0: the loop does it itself. Default: the number of cores, at most 4.

@@ -645,6 +645,36 @@ def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
     assert first + [b["id"].tolist() for b in rest] == [i for i, _, _ in pulled]
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_bytes_of_samples_are_a_list_beside_tensors(ds, threads):
+    def pair(row):
+        return {"id": row["id"], "first": row["data"][:1], "both": (row["data"], row["text"])}
+
+    expected = ds.take(range(10))
+    batch = next(iter(ds.map(pair).loader(10, output="torch", threads=threads)))
+    assert batch["id"].tolist() == [r["id"] for r in expected]
+    assert batch["first"] == [bytes(r["data"][:1]) for r in expected]
+    assert list(batch["both"][0]) == [bytes(r["data"]) for r in expected]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_which_part_of_samples_makes_no_tensor_is_told(ds, threads):
+    def ragged(row):
+        return {"id": row["id"], "in": [row["id"], np.arange(row["id"])]}
+
+    def some(row):
+        return {"id": row["id"], "label": row["id"] or None}
+
+    for decode, error, part in (
+        (ragged, RuntimeError, "item 1 of 'in' of"),
+        (some, TypeError, "'label' of"),
+        (lambda row: {str(row["id"]): 1}, KeyError, "of these samples"),
+    ):
+        with pytest.raises(error) as failed:
+            next(iter(ds.loader(10, decode=decode, output="torch", threads=threads)))
+        assert any(part in note for note in failed.value.__notes__)
+
+
 def test_a_stream_brings_chosen_columns_and_is_decoded_in_threads(ds):
     loader = ds.loader(
         batch_size=10, stream=True, columns=["id", "data"], decode=decode, threads=3, output="torch"
