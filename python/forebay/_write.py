@@ -656,7 +656,10 @@ class _Writing:
                 )
                 told.append("dataset (or another version of it)" if then != now else "order")
             elif name == "columns":
-                told.append("columns")
+                # In another format, the same columns hold something else.
+                those, these = ([c for c, _ in a.get(name) or []] for a in (theirs, mine))
+                if "format" not in differ or those != these:
+                    told.append("columns")
             elif name == "options":
                 told += _options_that_differ(theirs.get(name) or {}, mine.get(name) or {})
             elif name == "made":

@@ -1229,6 +1229,14 @@ def test_another_write_onto_the_same_target_is_refused_by_name(source, scratch, 
         forebay.open(f"scratch/{scratch}/in/*.parquet", client=client).write(out, shard_rows=100)
     with pytest.raises(forebay.Conflict, match=r"given another columns"):
         source.select_columns(source.columns[::-1]).write(out, shard_rows=100)
+    with pytest.raises(forebay.Conflict, match=r"given another format") as refused:
+        source.write(out, "jsonl", shard_rows=100, columns=["id"])
+    assert "columns" in str(refused.value)
+    # The same columns are no other ones in another format, though they are written otherwise.
+    source.write(f"scratch/{scratch}/ids/", columns=["id"])
+    with pytest.raises(forebay.Conflict, match=r"given another format") as refused:
+        source.write(f"scratch/{scratch}/ids/", "jsonl", columns=["id"])
+    assert "columns" not in str(refused.value)
     # Columns of the same names and types, which are others.
     two = forebay.open(put("two/a.parquet", parquet(pa.table({"a": [1], "b": [2]}))), client=client)
     two.write(f"scratch/{scratch}/swapped/")
