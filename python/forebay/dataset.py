@@ -203,7 +203,9 @@ def open(
         source: Files: ``"bucket/key"`` (with or without ``s3://``), everything under a prefix
             (``"bucket/prefix/"``), a pattern (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``,
             with ``*``, ``?``, ``[a-z]``, ``{a,b}``), ``"manifest:bucket/key"``; or a list of these.
-            Rows are numbered in the order of the list, and within a pattern by name.
+            Rows are numbered in the order of the list, and within a pattern by name. A file that is
+            named several times is there once, at its first place (for its rows to come again:
+            :meth:`Dataset.repeat`, :func:`concatenate`, or a weight in :func:`mix`).
         client: The node. Default: ``Client(url, origin=origin, cache=cache)``, which is the one in
             ``FOREBAY_NODE`` if none of these is given.
         url, origin, cache: As for :class:`forebay.Client`.
@@ -620,6 +622,8 @@ class Dataset(Loadable[S_co]):
         them, and a job resumes with another number of them.
 
         Args:
+            num_shards: How many parts there are.
+            index: Which of them, from 0.
             contiguous: Rows that follow each other; False: every ``num_shards``-th row.
         """
         from ._compose import sharded
@@ -797,6 +801,8 @@ class Dataset(Loadable[S_co]):
                 (``key``) of whole objects and of members of zips; of other files, the one of these
                 two that is there.
             columns: Read only these, and the keys.
+            progress: Draw a line on the terminal while the index is made. None: on terminals, after
+                a second.
 
         Returns:
             A row for each key. If several rows have a key, the first of them.

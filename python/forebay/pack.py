@@ -76,7 +76,11 @@ class Pack:
     Args:
         length: Tokens of a pack.
         column: The column of the tokens (lists of whole numbers), or what ``tokenize`` takes.
-        strategy: How documents are put together; see above.
+        strategy: How documents are put together. ``"concatenate"``: one after the other, cut
+            wherever a pack is full, so that nothing is wasted. ``"best_fit"``: those of a window of
+            rows, longest first, each into the fullest pack that has room for it, so that they stay
+            whole and little is wasted. ``"one_per_row"``: each is a pack of its own, and the rest
+            of it is padding.
         too_long: What becomes of a document of more than ``length`` tokens. ``"split"``: it is
             taken apart into parts as long as a pack, and a shorter last one. ``"cut"``: it loses
             what is past ``length``. ``"skip"``: it is left out. ``"error"``: the loop ends and says
