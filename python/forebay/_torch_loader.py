@@ -123,6 +123,10 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
         self._go_to(loader.state_dict())
 
+    def __repr__(self) -> str:
+        what = "samples" if self.samples else "batches"
+        return f"<forebay.torch.LoaderDataset: {what} of {self.loader!r}>"
+
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Where the next iteration begins: a state of :meth:`Loader.state_dict`, of
         :class:`Resumable` or of :func:`state_of`. See :meth:`forebay.Loader.load_state_dict`.
@@ -359,11 +363,10 @@ class Resumable:
                 "Resumable is for DataLoader(loader.torch(), batch_size=None, …); without a"
                 " DataLoader, a loader has state_dict() and load_state_dict() itself"
             )
-        data = dataloader.dataset
+        data = getattr(dataloader, "dataset", None)
         if not isinstance(data, LoaderDataset):
-            raise TypeError(
-                f"Resumable is for DataLoaders over loader.torch(), not over {type(data).__name__}"
-            )
+            given = f"for {dataloader!r:.100}" if data is None else f"over {type(data).__name__}"
+            raise TypeError(f"Resumable is for DataLoaders over loader.torch(), not {given}")
         wanted = data.loader.options.batch_size if data.samples else None
         if dataloader.batch_size != wanted:
             raise InvalidRequest(

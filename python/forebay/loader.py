@@ -923,12 +923,14 @@ class Loader(Generic[B_co]):
 
     def __repr__(self) -> str:
         o, s = self.options, self._state
+        # Not the numbers of all rows, if they were given.
+        unit = o.length if isinstance(o.length, str) else "by the lengths given"
         size = (
             f"batches of {o.batch_size} packs of {o.pack.length} tokens ({o.pack.strategy})"
             if o.pack is not None
             else f"batches of {o.batch_size}"
             if o.max_total is None
-            else f"batches of at most {o.max_total} {o.length}"
+            else f"batches of at most {o.max_total} {unit}"
         )
         of = " + ".join(d.name for d in self.datasets)
         return (

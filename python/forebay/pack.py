@@ -120,6 +120,13 @@ class Pack:
         same = all(getattr(self, name) == getattr(other, name) for name in names)
         return same and _same_lengths(self.lengths, other.lengths)
 
+    def __repr__(self) -> str:
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        told = ", ".join(f"{name}={value!r}" for name, value in shown.items() if name != "lengths")
+        # Not the numbers of all rows.
+        is_told = self.lengths is None or isinstance(self.lengths, str)
+        return f"Pack({told}, lengths={repr(self.lengths) if is_told else '…'})"
+
     def __post_init__(self) -> None:
         numbers = {
             "length": _whole("Pack(length)", self.length, 1, LENGTH_MAX),

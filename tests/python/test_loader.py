@@ -901,6 +901,18 @@ def test_arguments_of_other_loaders_are_explained(ds):
         next(iter(DataLoader(ds.loader(10))))
 
 
+@pytest.mark.parametrize("kind", [list, np.asarray])
+def test_what_is_shown_of_a_loader_does_not_grow_with_its_rows(ds, kind):
+    lengths = kind(range(len(ds)))
+    bounded = ds.loader(max_total=1000, length=lengths)
+    packed = forebay.Pack(64, column="tokens", lengths=lengths)
+    for shown in (repr(bounded), repr(bounded.torch()), repr(packed)):
+        assert "1000" in shown or "64" in shown
+        assert len(shown) < 400 and "\n" not in shown and "98" not in shown
+    assert "'n'" in repr(forebay.Pack(64, lengths="n"))
+    assert "1000 id" in repr(ds.loader(max_total=1000, length="id").torch())
+
+
 @pytest.mark.parametrize("name", ["padded", "pin_memory", "stream", "follow", "progress"])
 def test_a_text_is_neither_true_nor_false(ds, name):
     options = {"length": "id", "max_total": 1000} if name == "padded" else {}
@@ -1244,7 +1256,7 @@ def test_what_cannot_be_resumed_is_refused(ds):
         Resumable(DataLoader(loader.torch(), batch_size=8))
     with pytest.raises(TypeError):
         Resumable(DataLoader(ds, batch_size=8))
-    for given in (loader, loader.torch()):
+    for given in (loader, loader.torch(), ds, None, 5):
         with pytest.raises(TypeError):
             Resumable(given)
     given = DataLoader(loader.torch(), batch_size=None)
