@@ -29,6 +29,7 @@ from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
     from .dataset import Dataset
+    from .rows import Rows
 
 #: Rows that a description looks at, where not told, and bytes of them at most.
 DESCRIBED_ROWS = 1000
@@ -451,6 +452,17 @@ def preview(of: Dataset[Any]) -> str:
     left = [PREVIEW_ALL_BYTES]
     cells = [[_cell(value, left) for value in plain(of, row).values()] for row in rows]
     return _table_html(title, head, cells)
+
+
+def preview_of_rows(rows: Rows) -> str:
+    """A small table of the first of some rows, as HTML. What comes from the data is escaped."""
+    left, names = [PREVIEW_ALL_BYTES], rows.columns
+    shown = rows._first(PREVIEW_ROWS)
+    cells = [["" if n not in row else _cell(row[n], left) for n in names] for row in shown]
+    title = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}"
+    if len(shown) < len(rows):
+        title += f", of which the first {len(shown)}"
+    return _table_html(title, names, cells)
 
 
 def plain(of: Dataset[Any], row: Any) -> dict[str, Any]:

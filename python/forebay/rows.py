@@ -319,6 +319,19 @@ class Rows(Sequence[dict[str, Any]]):
     ) -> Rows:
         return Rows(parts, ids, sources=sources, pick=pick)
 
+    def _first(self, count: int) -> Rows:
+        """The first rows, of no more of the received memory than they lie in."""
+        pick = self._picked()[:count]
+        used = np.unique(pick[:, 0])
+        pick = np.stack([np.searchsorted(used, pick[:, 0]), pick[:, 1]], axis=1)
+        sources = None if self.sources is None else self.sources[:count]
+        return Rows([self._parts[p] for p in used], self.ids[:count], sources=sources, pick=pick)
+
+    def _repr_html_(self) -> str:
+        from ._look import preview_of_rows
+
+        return preview_of_rows(self)
+
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {len(self._parts)} datasets"
         return f"<forebay.Rows: {len(self):,} rows{of}, columns {', '.join(self.columns)}>"

@@ -1710,6 +1710,22 @@ def test_describe(table, people):
         table.describe(rows=0)
 
 
+def test_rows_are_shown_as_a_table(table, people):
+    rows = table.take([7, 5, 7, *range(900)])
+    page = rows._repr_html_()
+    assert page.count("<tr>") == 6 and "903 rows" in page and "<i>missing</i>" in page
+    assert [f"<td>{n}</td>" in page for n in (7, 5, 0, 1, 2)] == [True, True, True, True, False]
+    assert "of which" not in rows[:3]._repr_html_() and "0 rows" in rows[:0]._repr_html_()
+    pictures = forebay.open("bk/pictures.tar", url=people.url).take(range(3))
+    assert pictures._repr_html_().count('<img src="data:image/png;base64,iVBOR') == 3
+    # Of several datasets, and more rows than one request brings.
+    mixed = next(iter(forebay.mix([table, table.rename({"n": "m"})]).loader(8)))
+    page = mixed._repr_html_()
+    assert "<th>n</th>" in page and "<th>m</th>" in page and page.count("<tr>") == 6
+    many = table.repeat(6).take(range(5 * len(table)))
+    assert many._repr_html_().count("<tr>") == 6
+
+
 def test_a_preview_shows_pictures_and_escapes_texts(table, people, tmp_path):
     tar = forebay.open("bk/pictures.tar", url=people.url)
     shown = tar._repr_html_()
