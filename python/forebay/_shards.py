@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -248,6 +248,17 @@ class Shards(Loadable[Any]):
 
     def _loader(self, options: Options) -> Loader[Any]:
         return ShardLoader(self, options)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):
+                # A property has failed with an AttributeError: again, for that error.
+                return object.__getattribute__(self, name)
+            hint = ""
+            if not name.startswith("_") and hasattr(Dataset, name):
+                hint = ": their rows are known as they are read; forebay.open gives a dataset"
+            raise AttributeError(f"shards have no {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> Any:
         return Shards, (

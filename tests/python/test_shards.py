@@ -404,6 +404,17 @@ def test_what_cannot_be_is_refused_in_words(shards, shards_node):
         list(loader)
 
 
+def test_what_only_datasets_have_is_told(shards):
+    for name in ("filter", "take", "schema", "describe"):
+        assert not hasattr(shards, name)
+        with pytest.raises(AttributeError, match=rf"{name}.*forebay\.open"):
+            getattr(shards, name)
+    with pytest.raises(AttributeError) as missing:
+        _ = shards.nothing
+    assert "open" not in str(missing.value)
+    assert pickle.loads(pickle.dumps(shards)).id == shards.id
+
+
 @pytest.mark.parametrize(
     ("module", "options"),
     [
