@@ -45,6 +45,17 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False, also as NumPy has them. Raises TypeError for anything else, such as a text
+    from a configuration: ``"no"`` would be true.
+    """
+    # The client alone does not need NumPy.
+    of_numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+    if isinstance(value, bool) or of_numpy:
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, not {value!r}")
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text can be sent: half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

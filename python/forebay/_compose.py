@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, check_rows, differences, whole_number
+from ._arguments import U64_MAX, check_rows, differences, flag, whole_number
 from ._forebay import Client, RowSet
 from .dataset import Dataset, File, Place, S, datasets_of
 from .errors import InvalidRequest, NotFound, TooLarge
@@ -594,6 +594,7 @@ def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Datase
         raise InvalidRequest(
             f"shard {index} of {shards} does not exist", hint="shards are counted from 0"
         )
+    contiguous = flag("contiguous", contiguous)
     shards, index, rows = int(shards), int(index), len(of)
     text = f"shard {index} of {shards}{'' if contiguous else ', interleaved'}"
     if not contiguous:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.utils.data
 
+from ._arguments import flag
 from ._collate import owned
 from ._decode import NOTHING
 from ._lightning import Ahead, trains_from_workers_with_states
@@ -97,6 +98,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     """
 
     def __init__(self, loader: Loader[Any], *, samples: bool = False) -> None:
+        samples = flag("samples", samples)
         if samples and loader.options.batch_size is None:
             raise InvalidRequest(
                 "the loader makes batches bounded by length, so DataLoader cannot make them"

@@ -49,6 +49,7 @@ from ._arguments import (
     check_client,
     column_names,
     differences,
+    flag,
     is_unicode,
     whole_number,
 )
@@ -283,10 +284,11 @@ class Request:
                 ("seed", 0, U64_MAX),
             )
         }
+        index = flag("index", self.index)
         for name, is_given, of in (
             ("row_group_rows", self.row_group_rows is not None, "parquet"),
             ("key", self.key not in ("__key__", None), "tar"),
-            ("index", self.index is not True, "tfrecord"),
+            ("index", not index, "tfrecord"),
         ):
             if is_given and self.format != of:
                 raise _options.not_of(name, (of,), self.format)
@@ -334,6 +336,7 @@ class Request:
             compression=compression,
             columns=columns,
             options=options,
+            index=index,
             **numbers,
         )
 

@@ -33,6 +33,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    flag,
     job_name,
     members,
     source_names,
@@ -262,7 +263,7 @@ def open(
         spec["schema"] = _named(schema)
     if labels is not None:
         spec["labels"] = _labels(labels)
-    if example:
+    if flag("example", example):
         spec["example"] = True
     for name, given in (("block_rows", block_rows), ("block_size", block_size)):
         if given is not None:

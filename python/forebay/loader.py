@@ -28,6 +28,7 @@ from ._arguments import (
     U64_MAX,
     check_function,
     column_names,
+    flag,
     job_name,
     whole_number,
 )
@@ -72,7 +73,7 @@ NUMBERS = {
     "max_skipped": (0, U64_MAX),
 }
 
-#: True or False among the arguments. A text is neither: ``"no"`` would be true.
+#: True or False among the arguments.
 FLAGS = ("padded", "pin_memory", "stream", "follow")
 
 #: What batches are made with: the module, and what it is called.
@@ -143,11 +144,11 @@ class Options:
         plain: dict[str, Any] = {
             name: self._whole(name, *bounds) for name, bounds in NUMBERS.items()
         }
-        plain |= {name: self._flag(name) for name in FLAGS}
+        plain |= {name: flag(name, getattr(self, name)) for name in FLAGS}
         made = replace(
             self,
             **plain,
-            progress=None if self.progress is None else self._flag("progress"),
+            progress=None if self.progress is None else flag("progress", self.progress),
             seed=self._seed(),
             epochs=self._epochs(),
             columns=None if self.columns is None else column_names(self.columns),
@@ -163,12 +164,6 @@ class Options:
         if number is not None and number > most:
             raise ValueError(f"{name} must be at most {most:,}, not {value!r}")
         return number
-
-    def _flag(self, name: str) -> bool:
-        value = getattr(self, name)
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{name} must be True or False, not {value!r}")
-        return bool(value)
 
     def _seed(self) -> int:
         seed = whole_number(self.seed)

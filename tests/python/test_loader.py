@@ -26,6 +26,7 @@ import pyarrow as pa
 import pytest
 import tables
 import torch
+from forebay.checkpoint import StorageWriter
 from forebay.torch import LoaderDataset, Resumable, state_of
 from servers import Node
 from torch.utils.data import DataLoader
@@ -920,6 +921,25 @@ def test_a_text_is_neither_true_nor_false(ds, name):
         with pytest.raises(TypeError, match=name):
             ds.loader(10, output="torch", **options, **{name: given})
     ds.loader(10, output="torch", **options, **{name: np.bool_(False)})
+
+
+def test_nor_is_it_elsewhere(ds):
+    for name, call in (
+        ("contiguous", lambda given: ds.shard(2, 0, contiguous=given)),
+        (
+            "example",
+            lambda given: forebay.open("tables/a/*.parquet", client=ds.client, example=given),
+        ),
+        ("index", lambda given: ds.write("tables/new/", "tfrecord", index=given)),
+        ("samples", lambda given: ds.loader(10).torch(samples=given)),
+        ("overwrite", lambda given: forebay.checkpoint.save({}, "tables/c", overwrite=given)),
+        ("overwrite", lambda given: StorageWriter("tables/c", client=ds.client, overwrite=given)),
+    ):
+        for given in ("no", 0, None):
+            with pytest.raises(TypeError, match=name):
+                call(given)
+    apart = ds.shard(2, 1, contiguous=np.bool_(False))
+    assert apart.take([0, 1]).numpy()["id"].tolist() == [1, 3]
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on

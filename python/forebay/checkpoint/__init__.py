@@ -26,7 +26,7 @@ from __future__ import annotations
 import datetime
 import typing
 
-from .._arguments import client_of
+from .._arguments import client_of, flag
 from .._forebay import Client
 from ..errors import InvalidRequest, Unsupported
 from . import _wire
@@ -113,7 +113,7 @@ def save(
     if wait not in ("staged", "durable"):
         raise InvalidRequest(f"wait={wait!r}: give 'staged' or 'durable'")
     told, deadline = _wire.checked_meta(format, meta), _wire.checked_deadline(deadline)
-    retry_for = _wire.checked_patience(retry_for)
+    retry_for, overwrite = _wire.checked_patience(retry_for), flag("overwrite", overwrite)
     if format == "safetensors":
         _formats.check_safetensors(state_dict)
         size = _formats.bytes_of_safetensors(state_dict)

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .. import _node
-from .._arguments import client_of, whole_number
+from .._arguments import client_of, flag, whole_number
 from .._forebay import Client
 from .._stop import Stop
 from ..errors import Conflict, Error, InvalidRequest, NotFound
@@ -171,7 +171,8 @@ class StorageWriter(_StorageWriter):
         if self.path is not None:
             _wire.split(self.path)
         self.client = client_of(client)
-        self.threads, self.overwrite, self.deadline, self.meta = most, overwrite, deadline, meta
+        self.threads, self.overwrite = most, flag("overwrite", overwrite)
+        self.deadline, self.meta = deadline, meta
         self.retry_for = retry_for
         self._told()
         #: What was saved last, at the coordinator.
