@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -1850,6 +1851,28 @@ def test_metadata_of_one_rank_are_those_of_a_checkpoint_that_each_rank_saved_by_
     found = {"w": torch.zeros(300, 300), "note": ""}
     dcp.load(found, storage_reader=ckpt.StorageReader(name, client=site.client), no_dist=True)
     assert same(found, wanted)
+
+
+def test_a_node_that_cannot_be_reached_is_waited_for_once_by_a_load(monkeypatch):
+    asked, ask = [], _wire.ask
+
+    def counted(client, method, path, *args, **kwargs):
+        asked.append(path)
+        return ask(client, method, path, *args, **kwargs)
+
+    monkeypatch.setattr(_wire, "ask", counted)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        client = forebay.Client(f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        reader = ckpt.StorageReader("s3://runs/x", client=client, retry_for=0.3)
+        with pytest.raises(forebay.Error) as first:
+            reader.read_metadata()
+        count = len(asked)
+        assert count > 1
+        # As DCP asks then.
+        with pytest.raises(forebay.Error) as second:
+            reader.read_metadata(rank=0)
+        assert second.value is first.value and len(asked) == count
 
 
 def test_tensors_are_aligned_in_files_as_they_are_in_memory(site):

@@ -536,12 +536,14 @@ class StorageReader(_StorageReader):
         self.durable = durable
         self.retry_for = _wire.checked_patience(retry_for)
         self._reading: _wire.Reading | None = None
+        #: Why the metadata of all ranks could not be read, where not because there are none.
+        self._failure: Error | None = None
         self._storage: dict[typing.Any, _StorageInfo] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self.path = os.fspath(checkpoint_id)
-        self._reading, self._storage = None, {}
+        self._reading, self._failure, self._storage = None, None, {}
 
     def read_metadata(self, *args: typing.Any, **kwargs: typing.Any) -> Metadata:
         if self.path is None:
@@ -553,12 +555,23 @@ class StorageReader(_StorageReader):
         # this rank alone, and the other ranks would wait for it without end.
         rank = kwargs.get("rank")
         if rank is not None:
+            if self._failure is not None:
+                # A node that does not answer was waited for already.
+                raise self._failure
             file = f"__{rank}{_METADATA}"
             self._reading = _Foreign(self.client, self.path, self.retry_for, file)
+            pickled = self._reading.read(file)
         else:
-            file = _METADATA
-            self._reading = self._whole()
-        metadata = pickle.loads(self._reading.read(file))
+            self._failure = None
+            try:
+                self._reading = self._whole()
+                pickled = self._reading.read(_METADATA)
+            except NotFound:
+                raise
+            except Error as e:
+                self._failure = e
+                raise
+        metadata = pickle.loads(pickled)
         # Nobody else reads it, and whether the rest is read is not known yet.
         self._reading.give_back()
         if getattr(metadata, "storage_meta", None) is None:
