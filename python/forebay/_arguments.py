@@ -23,6 +23,8 @@ GROUP_BLOCKS_MAX = 1 << 20
 CONNECTIONS_MAX = 256
 #: What makes a source a pattern, where no backslash is before it.
 WILDCARD = re.compile(r"(?<!\\)(?:\\\\)*[*?[]")
+#: What no directory that an origin is has in its name: of a pattern, or before such a character.
+OF_PATTERNS = re.compile(r"[*?[{\\]")
 #: How paths of files begin, and names of buckets do not.
 PATHS = ("/", "./", "../", "~/")
 #: What a job may be called, as the node has it.
@@ -102,20 +104,24 @@ def source_names(given: Any) -> list[str]:
                 hint=f"{name}** for everything below; or a backslash before each *, ? and [ of a"
                 " name",
             )
-        scheme, mark, rest = name.removeprefix("manifest:").partition("://")
-        if mark and scheme.lower() in ("hf", "http", "https", "file"):
-            place, _, last = rest.rpartition("/")
+        place = name.removeprefix("manifest:")
+        scheme, mark, _ = place.partition("://")
+        is_url = bool(mark) and scheme.lower() in ("hf", "http", "https", "file")
+        if is_url or place.startswith(PATHS):
             raise InvalidRequest(
-                f"{name}: datasets are named by the bucket that they have at a node",
-                hint=f"forebay serve --origin NAME={scheme}://{place}/, and then open NAME/{last}",
-            )
-        if name.startswith(PATHS):
-            place, _, last = name.rpartition("/")
-            raise InvalidRequest(
-                f"{name}: datasets are named by the bucket that they have at a node, not by a path",
-                hint=f"forebay serve --origin NAME={place}/, and then open NAME/{last}",
+                f"{name}: datasets are named by the bucket that they have at a node, not by a"
+                f" {'URL' if is_url else 'path'}",
+                hint=_as_origin(name, place),
             )
     return found
+
+
+def _as_origin(name: str, place: str) -> str:
+    """How a node serves the directory of some files, and what these are called then."""
+    special = OF_PATTERNS.search(place)
+    end = place.rfind("/", 0, special.start() if special else None) + 1
+    below = name[: len(name) - len(place)] + f"NAME/{place[end:]}"
+    return f"forebay serve --origin NAME={place[:end]}, and then open {below}"
 
 
 def check_client(given: Any) -> None:

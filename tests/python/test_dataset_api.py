@@ -277,9 +277,15 @@ def test_what_open_asks_for(node):
             "hf://datasets/lab/x/*.parquet",
             "NAME=hf://datasets/lab/x/, and then open NAME/*.parquet",
         ),
-        ("manifest:https://host/list.txt", "NAME=https://host/, and then open NAME/list.txt"),
+        (
+            "manifest:https://host/list.txt",
+            "NAME=https://host/, and then open manifest:NAME/list.txt",
+        ),
         ("/data/x/*.parquet", "NAME=/data/x/, and then open NAME/*.parquet"),
         ("../x.jsonl", "NAME=../, and then open NAME/x.jsonl"),
+        ("/data/*/{a,b}/x.tar", "NAME=/data/, and then open NAME/*/{a,b}/x.tar"),
+        ("file:///data/x-{0..3}/a.tar", "NAME=file:///data/, and then open NAME/x-{0..3}/a.tar"),
+        ("manifest:/data/list", "NAME=/data/, and then open manifest:NAME/list"),
     ):
         for opens in (forebay.open, forebay.open_shards):
             with pytest.raises(forebay.InvalidRequest, match="at a node") as refused:
