@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -145,11 +146,23 @@ def owned(value: Any) -> Any:
         return type(value)(map(owned, value))
     if isinstance(value, np.ndarray) and value.dtype == object:
         made = value.copy()
-        items = np.ma.getdata(made).reshape(-1)
-        for i, item in enumerate(items):
-            items[i] = owned(item)
+        cells = np.ma.getdata(made).reshape(-1)
+        for i, cell in enumerate(cells):
+            cells[i] = owned(cell)
         return made
-    return value
+    if not isinstance(value, (dict, tuple, list)):
+        return value
+    # Named tuples and the like: they are made anew only if they have views.
+    if isinstance(value, dict):
+        parts = {name: owned(part) for name, part in value.items()}
+        if any(parts[name] is not part for name, part in value.items()):
+            value = copy.copy(value)
+            value.update(parts)
+        return value
+    items = list(map(owned, value))
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:

@@ -4,6 +4,7 @@ resume.
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
 import math
@@ -646,6 +647,9 @@ def test_a_stream_yields_what_pulling_yields(pair, tables, mixed):
     assert first + [b["id"].tolist() for b in rest] == [i for i, _, _ in pulled]
 
 
+Named = collections.namedtuple("Named", "id more")
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_bytes_of_samples_are_a_list_beside_tensors(ds, threads):
     def pair(row):
@@ -656,6 +660,14 @@ def test_bytes_of_samples_are_a_list_beside_tensors(ds, threads):
     assert batch["id"].tolist() == [r["id"] for r in expected]
     assert batch["first"] == [bytes(r["data"][:1]) for r in expected]
     assert list(batch["both"][0]) == [bytes(r["data"]) for r in expected]
+
+    def named(row):
+        return Named(row["id"], collections.OrderedDict(data=row["data"]))
+
+    batch = next(iter(ds.map(named).loader(10, output="torch", threads=threads)))
+    assert isinstance(batch, Named) and batch.id.tolist() == [r["id"] for r in expected]
+    assert type(batch.more) is collections.OrderedDict
+    assert batch.more["data"] == [bytes(r["data"]) for r in expected]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
