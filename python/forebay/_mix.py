@@ -12,7 +12,7 @@ import numpy as np
 
 from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
 from ._loadable import Loadable, S_co
-from .dataset import Dataset, S, datasets_of, no_attribute
+from .dataset import ELSEWHERE, Dataset, S, datasets_of, no_attribute
 from .errors import Error, InvalidRequest
 from .rows import Rows
 from .schedule import Schedule
@@ -335,8 +335,10 @@ class Mix(Loadable[S_co]):
             if hasattr(type(self), name):
                 # A property has failed with an AttributeError: again, for that error.
                 return object.__getattribute__(self, name)
-            if not name.startswith("_") and hasattr(Dataset, name):
-                said = f"interleaved().{name} is that of its rows as a dataset"
+            # What other libraries call `column_names` is `columns` of a dataset, which a mix lacks.
+            here = ELSEWHERE.get(name, name)
+            if not name.startswith("_") and hasattr(Dataset, here):
+                said = f"interleaved().{here} is that of its rows as a dataset"
                 raise AttributeError(f"a mix has no {name!r}: {said}", name=name, obj=self)
             raise no_attribute(self, "a mix", name)
 

@@ -516,8 +516,11 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
             with pytest.raises(AttributeError, match=f"has no {name!r}: .*{said}"):
                 getattr(of, name)
             assert not hasattr(of, name)
-    with pytest.raises(AttributeError, match=r"interleaved\(\)\.schema"):
-        _ = mixed.schema
+    for name in ("schema", "features"):
+        with pytest.raises(AttributeError, match=rf"no {name!r}: interleaved\(\)\.schema"):
+            getattr(mixed, name)
+    with pytest.raises(AttributeError, match=r"interleaved\(\)\.columns"):
+        _ = mixed.column_names
     with pytest.raises(AttributeError, match=r"arrow\(\)\.to_pandas\(\)"):
         _ = ds.take([1]).to_pandas
     again = pickle.loads(pickle.dumps(mixed))
