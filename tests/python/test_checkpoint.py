@@ -231,6 +231,17 @@ def test_safetensors_are_those_of_the_library(site):
     [
         (b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', forebay.Unsupported),
         (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (
+            b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}',
+            forebay.InvalidRequest,
+        ),
+        (b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":"F32"}}', forebay.InvalidRequest),
+        (b'{"a":[]}', forebay.InvalidRequest),
+        (b"[]", forebay.InvalidRequest),
         (b'{"a":{"dtype":"F32"', forebay.InvalidRequest),
         (b"\xff\xfe", forebay.InvalidRequest),
     ],

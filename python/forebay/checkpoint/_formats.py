@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import typing
 from collections import deque
 from collections.abc import Iterable
@@ -194,20 +195,30 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
         header = json.loads(bytes(head[8 : 8 + length]))
     except ValueError as e:
         raise InvalidRequest(f"{reading.name}: the header of {file} is not JSON: {e}") from e
+    if not isinstance(header, dict):
+        raise InvalidRequest(f"{reading.name}: the header of {file} is not a JSON object")
     header.pop("__metadata__", None)
     found, jobs = {}, []
     small: list[tuple[int, memoryview]] = []
     for name, about in header.items():
-        if about["dtype"] not in _NAMES:
+        try:
+            kind, shape, (begin, end) = about["dtype"], about["shape"], about["data_offsets"]
+            numbers = [*shape, begin, end]
+        except (KeyError, TypeError, ValueError):
+            kind, numbers = "", [-1]
+        if not isinstance(kind, str) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise InvalidRequest(f"{reading.name}: the header of {file} does not describe {name!r}")
+        if kind not in _NAMES:
             raise Unsupported(
-                f"{reading.name}: {name!r} is of the type {about['dtype']}, which this release of"
-                " Forebay does not know",
+                f"{reading.name}: {name!r} is of the type {kind}, which this release of Forebay"
+                " does not know",
                 hint=f"upgrade, or read {file} with the library safetensors",
             )
-        tensor = torch.empty(about["shape"], dtype=_NAMES[about["dtype"]])
-        begin, end = about["data_offsets"]
-        if end - begin != tensor.nbytes or 8 + length + end > size:
+        dtype = _NAMES[kind]
+        # Before memory is taken for it.
+        if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
             raise InvalidRequest(f"{reading.name}: the header of {file} does not fit {name!r}")
+        tensor = torch.empty(shape, dtype=dtype)
         found[name] = tensor
         if tensor.nbytes >= DIRECT_BYTES:
             jobs.append((file, 8 + length + begin, memory_of(tensor)))
