@@ -580,7 +580,7 @@ impl Directory {
         // Later records go to a new file: this one may end in a torn record.
         self.close_active();
         Error::internal(format!(
-            "cache directory {}: a write failed",
+            "cache directory {}: a write failed: {e}",
             self.path.display()
         ))
         .hint(hint)

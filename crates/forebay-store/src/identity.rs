@@ -45,7 +45,7 @@ pub struct Identity {
     /// differs from that of the highest run was away.
     pub session: u64,
     pub distrust_below: u64,
-    /// A tombstone was missed in this run: the next run distrusts everything.
+    /// A tombstone was missed, or may have been lost, in this run: the next run distrusts everything.
     #[serde(default)]
     pub missed_tombstone: bool,
     /// Directories of the store that missed a tombstone while this one could be written.

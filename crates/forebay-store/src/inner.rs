@@ -474,15 +474,15 @@ impl Inner {
         }
     }
 
-    /// `dir` missed a tombstone: after a restart its entries must be revalidated before use. The
-    /// mark is written to every directory that takes it.
+    /// `dir` missed a tombstone, or may have lost one: after a restart its entries must be
+    /// revalidated before use. The mark is written to every directory that takes it.
     pub fn distrust(&self, dir: &Directory, why: &Error) {
         if std::mem::replace(&mut dir.identity.lock().missed_tombstone, true)
             && !dir.identity_unsaved.load(Relaxed)
         {
             return;
         }
-        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal could not be written: after the next restart, everything cached here is revalidated");
+        tracing::warn!(dir = %dir.path.display(), error = %why, "a removal may not be on the disk: after the next restart, everything cached here is revalidated");
         let mut saved = dir.save_identity().is_ok();
         for peer in self.dirs.iter().filter(|p| p.index != dir.index) {
             let fresh = {

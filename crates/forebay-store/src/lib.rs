@@ -25,7 +25,7 @@
 //!   is no mark of a clean close) appended tombstones may be lost with the page cache. Every entry
 //!   then has a validation time of 0: it must be revalidated at the origin before it is used. The
 //!   same holds for a directory that was absent in the store's last run, is read-only at the start,
-//!   or missed a tombstone because it failed.
+//!   or missed a tombstone, or could not sync one of its files, because it failed.
 //! - **A failing disk is not an error of the store**: puts return an error, and the caller passes
 //!   the data through; other directories are used meanwhile.
 //! - **Memory**: the index, and one read buffer of at most 256 KiB for each thread.

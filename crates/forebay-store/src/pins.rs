@@ -637,7 +637,10 @@ impl Inner {
         });
         synced.map_err(|e| {
             segment.sync_failed.store(true, Relaxed);
-            dir.write_failed(e, self.now())
+            let error = dir.write_failed(e, self.now());
+            // It may have had a tombstone. The next run does not know: its syncs succeed.
+            self.distrust(dir, &error);
+            error
         })
     }
 

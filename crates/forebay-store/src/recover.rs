@@ -230,14 +230,19 @@ impl Inner {
                     // What the kernel could not write then, it does not tell of again.
                     true => Err(io::Error::other("an earlier sync of a file failed")),
                     false => s.file.sync(),
-                })
-                .and_then(|()| dir.disk.sync_dir(&dir.path));
+                });
+            let is_lost = synced.is_err();
+            let synced = synced.and_then(|()| dir.disk.sync_dir(&dir.path));
             let saved = synced.and_then(|()| {
                 dir.identity.lock().clean = true;
                 dir.save_identity()
             });
             if let Err(e) = saved {
-                result = Err(dir.write_failed(e, self.now()).context("close"));
+                let error = dir.write_failed(e, self.now());
+                if is_lost {
+                    self.distrust(dir, &error);
+                }
+                result = Err(error.context("close"));
             }
         }
         result

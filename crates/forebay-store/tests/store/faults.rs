@@ -149,12 +149,16 @@ fn a_directory_with_a_file_that_could_not_be_synced_is_not_closed_cleanly() {
     let config = config(&[(dir.path(), 64 * MIB)]);
     let (store, faults, _) = open_faulty(&config);
     put(&store, "k", 1).unwrap();
+    let validated = |store: &Store| store.peek(&name("k")).unwrap().validated_at_secs;
+    assert_eq!(validated(&store), 5);
     faults.add(Rule::new(Op::Sync, Fault::Error(libc::EIO)).times(1));
     assert!(store.pin(&name("p")).is_err());
     // The next sync of that file succeeds, whatever was lost of it.
     assert!(store.close().is_err());
     drop(store);
+    // In the same boot, too: nothing tells the next run but one what was lost.
     let store = open(&config);
+    assert_eq!(validated(&store), 0);
     assert_eq!(read_inline(&store, &name("k")).unwrap(), bytes(1, 5000));
     store.close().unwrap();
 }
