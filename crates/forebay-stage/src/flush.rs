@@ -567,6 +567,10 @@ async fn send_whole(
 pub(crate) async fn remove(inner: Arc<Inner>, entry: Arc<Entry>) {
     let mut pause = PAUSE_FIRST;
     loop {
+        // Whoever asked for it again has done it.
+        if entry.state.lock().phase == Phase::Gone {
+            return;
+        }
         let done = tokio::select! {
             () = inner.stop.cancelled() => return,
             done = remove_once(&inner, &entry) => done,

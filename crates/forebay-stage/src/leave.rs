@@ -495,6 +495,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_removal_that_somebody_else_has_done_is_not_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (bench, stages) = node(dir.path());
+        let place = Place::new("data", "ck").unwrap();
+        let begun = stages.begin(&place, Begin::default()).await.unwrap();
+        let entry = stages.0.find(&place, &begun.id).unwrap();
+        {
+            let mut state = entry.state.lock();
+            state.journal.files.push(FileEntry {
+                name: "f".into(),
+                size: 1,
+                number: 1,
+                last: false,
+                uploaded: true,
+                etag: None,
+            });
+            state.journal.whole = true;
+            state.phase = Phase::Gone;
+        }
+        *bench.origin.deletes_left.lock() = Some(0);
+        let removing = flush::remove(stages.0.clone(), entry);
+        let ended = tokio::time::timeout(Duration::from_secs(5), removing);
+        assert!(ended.await.is_ok());
+    }
+
+    #[tokio::test]
     async fn durable_ones_make_way_where_there_are_too_many() {
         let dir = tempfile::tempdir().unwrap();
         let (_bench, stages) = node(dir.path());
