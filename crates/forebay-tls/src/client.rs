@@ -116,7 +116,11 @@ fn explain(host: &str, e: io::Error) -> Error {
 /// What is wrong with a certificate.
 fn reason(why: &CertificateError) -> String {
     match why {
-        // Its own words; around them are only the names of types.
+        // The library has a name for it, and no words.
+        CertificateError::UnknownIssuer => {
+            "no CA that is trusted here has signed it (UnknownIssuer)".to_owned()
+        }
+        // Its own name; around it are only the names of types.
         CertificateError::Other(other) => other.to_string(),
         other => other.to_string(),
     }
