@@ -327,6 +327,8 @@ def test_a_bad_certificate_at_the_start_is_a_clear_error(authority, stranger, tm
     assert done.returncode in (1, 2) and "error: " in done.stderr and "tls." in done.stderr, (
         done.stderr
     )
+    named = {"nonsense": [cert], "another key": [cert, key]}.get(fault, [])
+    assert all(str(file) in done.stderr for file in named), done.stderr
 
 
 def test_the_admin_port_speaks_tls_if_it_is_told_to(origin, authority, tmp_path):

@@ -82,7 +82,7 @@ fn prepare(config: &config::Tls) -> Result<Option<Prepared>> {
         return Ok(None);
     };
     let files = Identity::read(certificate, key)?;
-    let identity = Identity::parse(&files.0, &files.1)?;
+    let identity = Identity::of_files((certificate, &files.0), (key, &files.1))?;
     let source = Source {
         certificate: certificate.clone(),
         key: key.clone(),
@@ -110,7 +110,7 @@ impl Reload for Tls {
                 return;
             }
         };
-        let identity = Identity::parse(&files.0, &files.1);
+        let identity = Identity::of_files((&source.certificate, &files.0), (&source.key, &files.1));
         source.seen = Some(files);
         match identity {
             Ok(identity) => {

@@ -6,7 +6,10 @@ use crate::{ALPN, provider, read, x509};
 use forebay_core::{Error, Result, sync::RwLock};
 use rustls::{
     ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject},
+    },
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -28,7 +31,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The contents of the two files, for [`Identity::parse`].
+    /// The contents of the two files, for [`Identity::of_files`].
     ///
     /// # Errors
     /// `Invalid` with the file that cannot be read.
@@ -40,6 +43,16 @@ impl Identity {
     /// `Invalid` if either is not PEM of its kind, or the key is not the certificate's.
     pub fn parse(certificate: &[u8], key: &[u8]) -> Result<Identity> {
         Self::parse_of(("tls.cert", certificate), ("tls.key", key))
+    }
+
+    /// The same of the contents of these files, which the errors name.
+    ///
+    /// # Errors
+    /// As [`Identity::parse`].
+    pub fn of_files(certificate: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Identity> {
+        let of_certificate = format!("tls.cert: {}", certificate.0.display());
+        let of_key = format!("tls.key: {}", key.0.display());
+        Self::parse_of((&of_certificate, certificate.1), (&of_key, key.1))
     }
 
     /// The same of the settings of these names.
@@ -60,8 +73,11 @@ impl Identity {
         };
         let not_after_secs = x509::not_after(own);
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| {
-            bad(of_key, e.to_string())
-                .hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1")
+            let why = match e {
+                pem::Error::NoItemsFound => "it does not contain a PEM private key".to_owned(),
+                e => e.to_string(),
+            };
+            bad(of_key, why).hint("an unencrypted private key in PEM: PKCS#8, PKCS#1 or SEC1")
         })?;
         let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|e| {
             bad(&format!("{of_certificate} and {of_key}"), e.to_string())

@@ -2,7 +2,7 @@
 
 use forebay_core::ErrorKind;
 use forebay_testing::certificates::{authority, certified};
-use forebay_tls::{Authority, ClientTls, NODE, PeerFiles, PeerTls};
+use forebay_tls::{Authority, ClientTls, Identity, NODE, PeerFiles, PeerTls};
 use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
@@ -190,6 +190,32 @@ fn files_that_cannot_be_used_are_named() {
                 && e.message().contains(why),
             "{e:?}"
         );
+    }
+}
+
+#[test]
+fn files_of_a_listener_that_cannot_be_used_are_named() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    authority(dir, "ca");
+    certified(dir, "a", NODE, "ca");
+    certified(dir, "b", NODE, "ca");
+    std::fs::write(dir.join("empty.pem"), "").unwrap();
+    for (certificate, key, named) in [
+        ("empty.pem", "a.key", &["empty.pem"][..]),
+        ("a.pem", "empty.pem", &["empty.pem"]),
+        ("a.pem", "b.key", &["a.pem", "b.key"]),
+    ] {
+        let (certificate, key) = (dir.join(certificate), dir.join(key));
+        let read = Identity::read(&certificate, &key).unwrap();
+        let made = Identity::of_files((&certificate, &read.0), (&key, &read.1));
+        let e = made.err().unwrap();
+        assert_eq!(e.kind(), ErrorKind::Invalid);
+        assert!(e.message().starts_with("tls."), "{e:?}");
+        for file in named {
+            let path = dir.join(file).display().to_string();
+            assert!(e.message().contains(&path), "{e:?}");
+        }
     }
 }
 
