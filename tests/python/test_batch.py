@@ -202,11 +202,16 @@ def test_what_cannot_be_an_entry(client):
         ([{"objname": "train/../x"}], ValueError),
         ([{"objname": "train/one", "start": 2, "length": 0}], ValueError),
         ([{"objname": "train/one", "start": 0, "length": 0}], ValueError),
+        ([{"objname": "train/one", "start": -1}], forebay.InvalidRequest),
+        ([{"objname": "train/one", "length": -2}], forebay.InvalidRequest),
+        ([forebay.Entry("train/one", length=-2)], forebay.InvalidRequest),
         ([forebay.Entry("train/one", start=0, length=0)], ValueError),
         ([forebay.Entry("one", bucket="train", length=0)], ValueError),
     ]:
         with pytest.raises(error):
             client.batch(bad).wait()
+    with pytest.raises(forebay.InvalidRequest, match="start"):
+        forebay.Entry("train/one", start=-1)
     with pytest.raises(TypeError, match=r"entries\[1\]"):
         client.batch(["train/one", 7])
 

@@ -2,7 +2,7 @@
 //! copy of each string.
 
 use crate::{
-    failure::Failure,
+    failure::{self, Failure},
     names::type_name,
     request::{BatchRequest, Rest, Span},
 };
@@ -42,7 +42,7 @@ impl Entry {
         objname: String,
         bucket: Option<String>,
         archpath: Option<String>,
-        start: Option<u64>,
+        start: Option<i64>,
         length: Option<i64>,
         opaque: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -50,7 +50,7 @@ impl Entry {
             objname,
             bucket,
             archpath,
-            start,
+            start: start.map(first_byte).transpose()?,
             length,
             opaque: opaque.map(opaque_bytes).transpose()?,
         })
@@ -87,6 +87,14 @@ impl Entry {
         kwargs.set_item("opaque", self.opaque.as_ref().map(|o| PyBytes::new(py, o)))?;
         Ok(((self.objname.clone(),), kwargs))
     }
+}
+
+/// Where the bytes of an entry begin.
+fn first_byte(start: i64) -> failure::Result<u64> {
+    u64::try_from(start).map_err(|_| {
+        Failure::invalid(format!("start {start} is negative"))
+            .hint("0 is the first byte of an entry; only client.get() counts from the end")
+    })
 }
 
 fn opaque_bytes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
@@ -221,7 +229,7 @@ fn push_dict(
             field::OBJNAME | "obj_name" => object = Some(value.extract()?),
             field::BUCKET | "bck" => bucket = Some(value.extract()?),
             field::ARCHPATH => member = Some(value.extract()?),
-            field::START => rest.start = Some(value.extract()?),
+            field::START => rest.start = Some(first_byte(value.extract()?)?),
             field::LENGTH => rest.length = Some(value.extract()?),
             field::PROVIDER => rest.provider = Some(value.extract()?),
             field::OPAQUE => {

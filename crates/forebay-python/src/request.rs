@@ -126,13 +126,13 @@ impl BatchRequest {
         rest: Rest,
         default_bucket: Span,
     ) -> Result<()> {
-        if rest.length == Some(0) {
-            // A node, like AIStore, reads a start and a length of 0 as "no range".
+        // A node, like AIStore, reads a start and a length of 0 as "no range".
+        if let Some(length) = rest.length.filter(|n| *n == 0 || *n < -1) {
             let name = forebay_core::name::shorten(object);
-            return Err(
-                Failure::invalid(format!("{name:?}: length 0 is not a number of bytes"))
-                    .hint("1 or more, -1 for the rest, or no length for the whole object"),
-            );
+            return Err(Failure::invalid(format!(
+                "{name:?}: length {length} is not a number of bytes"
+            ))
+            .hint("1 or more, -1 for the rest, or no length for the whole object"));
         }
         match bucket {
             Some(bucket) => {
