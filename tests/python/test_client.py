@@ -66,6 +66,17 @@ def test_a_range_across_chunks(client, objects):
     )
 
 
+def test_a_timeout_that_is_none_is_told_with_its_name(client):
+    batch = client.batch(["train/one"])
+    for bad in (0, -1, float("nan"), float("inf")):
+        for call in (
+            lambda bad=bad: forebay.Client(client.url, timeout=bad),
+            lambda bad=bad: batch.wait(timeout=bad),
+        ):
+            with pytest.raises(forebay.InvalidRequest, match="timeout="):
+                call()
+
+
 def test_a_range_outside_the_object_is_an_error(client):
     with pytest.raises(forebay.RangeNotSatisfiable) as told:
         client.get("train/one", start=1, length=1)

@@ -156,7 +156,7 @@ impl Batch {
         py: Python<'py>,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, Self>> {
-        let limit = timeout.map(patience).transpose()?;
+        let limit = timeout.map(|s| patience("timeout", s)).transpose()?;
         let batch = slf.get();
         if !batch.receiving.wait(py, limit, |_| false)? {
             let (have, of) = (
@@ -569,12 +569,12 @@ pub unsafe fn fill_view(
     }
 }
 
-/// A duration from Python: positive, finite seconds.
-pub fn patience(seconds: f64) -> Result<Duration> {
+/// A duration from Python, as the argument of this name: positive, finite seconds.
+pub fn patience(name: &str, seconds: f64) -> Result<Duration> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(d) if !d.is_zero() => Ok(d),
         _ => Err(Failure::invalid(format!(
-            "{seconds} is not a number of seconds above 0"
+            "{name}={seconds} is not a number of seconds above 0"
         ))),
     }
 }

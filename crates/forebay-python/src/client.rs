@@ -181,7 +181,7 @@ impl Client {
             cache,
             token,
             ca,
-            timeout: patience(timeout)?,
+            timeout: patience("timeout", timeout)?,
             max_inflight_bytes,
             direct,
         };
@@ -652,7 +652,7 @@ impl Client {
         let session = self.session()?;
         let runtime = process::runtime()?;
         let task = runtime.spawn(async move { rows::unfollow(&session.node, &lease).await });
-        let patience = patience(wait)?;
+        let patience = patience("wait", wait)?;
         match py.detach(|| runtime.block_on(async { tokio::time::timeout(patience, task).await })) {
             Ok(Ok(done)) => Ok(done.map(|_| ())?),
             Ok(Err(e)) => Err(Failure::new(Class::Error, format!("it was given up: {e}")).into()),
