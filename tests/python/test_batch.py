@@ -216,6 +216,19 @@ def test_what_cannot_be_an_entry(client):
         client.batch(["train/one", 7])
 
 
+def test_a_bucket_that_was_taken_from_a_name_is_told_so(client):
+    for names, bucket, is_told in (
+        (["img/0000.bin"], None, True),
+        (["s3://img/0000.bin"], None, False),
+        ([("img", "0000.bin")], None, False),
+        (["0000.bin"], "img", False),
+    ):
+        with pytest.raises(forebay.NotFound) as told:
+            client.batch(names, bucket=bucket).wait()
+        assert told.value.code == "bucket_not_found"
+        assert ("bucket=" in (told.value.hint or "")) is is_told
+
+
 def test_indexing(client, objects):
     names = [f"img/{i:04}.bin" for i in range(30)]
     batch = client.batch(names, bucket="train")

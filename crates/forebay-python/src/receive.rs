@@ -116,7 +116,8 @@ impl Receiving {
     ) -> Result<()> {
         let (first, of_owners) = (*seen, owners.is_some());
         let asked = Source::ask(session, &self.request, first, owners).await;
-        let (mut answer, request_id) = asked.map_err(|failure| self.goes_on(failure, first))?;
+        let (mut answer, request_id) =
+            asked.map_err(|failure| self.request.explained(self.goes_on(failure, first)))?;
         let region = match self.region() {
             Some(region) => region,
             None => {

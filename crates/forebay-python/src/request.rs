@@ -8,6 +8,7 @@
 use crate::failure::{Failure, Result};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
 use forebay_client::Call;
+use forebay_core::ErrorKind;
 use forebay_protocol::{
     BATCH_PATH,
     batch::{ENTRY_ERRORS_HEADER, ENTRY_ERRORS_PAX, EntryText, Head, RequestWriter},
@@ -55,6 +56,8 @@ pub struct BatchRequest {
     text: String,
     entries: Vec<Wanted>,
     rest: Vec<Rest>,
+    /// Whether the bucket of an entry was taken from the beginning of its name.
+    are_buckets_in_names: bool,
     pub continue_on_error: bool,
     /// Members are named `<objname>[/<archpath>]`, without the bucket.
     pub only_names: bool,
@@ -100,6 +103,7 @@ impl BatchRequest {
             (bucket, self.keep(name)?)
         } else {
             let (b, key) = split_name(name)?;
+            self.are_buckets_in_names = self.are_buckets_in_names || !name.contains("://");
             let span = self.keep(name)?;
             let at = |part: &str| Span {
                 at: span.at + (part.as_ptr() as usize - name.as_ptr() as usize) as u32,
@@ -162,6 +166,19 @@ impl BatchRequest {
             (last.member, last.rest) = (member, rest_at);
         }
         Ok(())
+    }
+
+    /// Adds to the refusal of a bucket that its name was taken from the names of entries.
+    pub fn explained(&self, failure: Failure) -> Failure {
+        if !self.are_buckets_in_names || failure.code != Some(ErrorKind::BucketNotFound.code()) {
+            return failure;
+        }
+        let ours = "without bucket=, a name begins with that of its bucket";
+        let hint = match &failure.hint {
+            Some(hint) => format!("{hint}; {ours}"),
+            None => ours.to_owned(),
+        };
+        failure.hint(hint)
     }
 
     /// The request for a tar of these entries, in which those that failed say why. It reads only: it
