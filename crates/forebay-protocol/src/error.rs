@@ -189,13 +189,25 @@ impl ErrorDocument {
     }
 }
 
-/// The words of an HTML or XML page, without its tags.
+/// The words of an HTML or XML page, without its tags and escapes.
 fn text_of_page(page: &str) -> String {
     let texts = page
         .split('<')
         .map(|piece| piece.split_once('>').map_or(piece, |(_, text)| text));
     let words: Vec<&str> = texts.flat_map(str::split_whitespace).collect();
-    words.join(" ")
+    let mut text = words.join(" ");
+    // What `&` stands for comes last: nothing is to be read twice.
+    for (escape, character) in [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&apos;", "'"),
+        ("&#39;", "'"),
+        ("&amp;", "&"),
+    ] {
+        text = text.replace(escape, character);
+    }
+    text
 }
 
 #[cfg(test)]
@@ -259,6 +271,9 @@ mod tests {
         assert_eq!(of(404, ""), "the node answered 404 (not found)");
         let of_s3 = "<?xml?><Error><Code>NoSuchBucket</Code></Error>";
         assert_eq!(of(404, of_s3), format!("{foreign} 404 (NoSuchBucket)"));
+        let escaped = "<Error><Message>no &quot;a&amp;lt;b&quot;, &lt;c&gt;</Message></Error>";
+        let shown = "no \"a&lt;b\", <c>";
+        assert_eq!(of(404, escaped), format!("{foreign} 404 ({shown})"));
         assert_eq!(of(404, "no page\n"), format!("{foreign} 404 (no page)"));
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
         assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);

@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::Subcommand;
 use forebay_client::{Call, Client};
-use forebay_core::Error;
+use forebay_core::{Error, ErrorKind};
 use forebay_protocol::{Address, INFO_PATH, node::NodeInfo};
 use http::{Method, header};
 use serde_json::json;
@@ -91,6 +91,34 @@ pub async fn fetch(admin: &Client) -> Outcome<Vec<u8>> {
     let call = Call::new(Method::GET, "/metrics");
     let call = call.header(header::ACCEPT, "application/openmetrics-text");
     let answer = admin.call(&call).await;
-    let mut answer = answer.map_err(|f| Failure::of_call(f, &what))?;
+    let mut answer = answer.map_err(|f| not_fetched(f, &what))?;
     Ok(answer.collect(PAGE_MAX_BYTES).await?.into())
+}
+
+/// Why there is no page at this address.
+fn not_fetched(failure: forebay_client::Failure, what: &str) -> Failure {
+    use ErrorKind::{BucketNotFound, NotFound, PermissionDenied, Unauthenticated};
+    use forebay_client::Failure::{Refused, Unreachable};
+    match failure {
+        Unreachable(e) if e.hint_text().is_none() => Failure::Failed(e.hint(
+            "name the node's admin address with --admin or FOREBAY_ADMIN; without them, the node \
+             says it",
+        )),
+        // A node's other listener takes the path for the name of a bucket.
+        Refused(said)
+            if said.request_id.is_some()
+                && matches!(
+                    said.kind(),
+                    BucketNotFound | NotFound | PermissionDenied | Unauthenticated
+                ) =>
+        {
+            let told = format!("this is not the address of a node's admin listener: {what}");
+            let error = Error::new(said.kind(), told).caused_by(said.message.clone());
+            Failure::Failed(error.hint(
+                "`forebay status` shows it as \"admin\"; without --admin and FOREBAY_ADMIN, the \
+                 node says it",
+            ))
+        }
+        other => Failure::of_call(other, what),
+    }
 }

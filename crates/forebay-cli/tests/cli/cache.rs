@@ -371,3 +371,20 @@ fn every_metric_that_top_reads_is_on_the_page() {
             .contains("forebay_reads_total")
     );
 }
+
+#[test]
+fn an_address_without_metrics_is_told_to_be_no_admin_listener() {
+    let node = seeded();
+    for (admin, code) in [
+        (node.url.as_str(), "not_found"),
+        ("http://127.0.0.1:1", "origin_unavailable"),
+    ] {
+        for command in ["metrics", "top"] {
+            let run = node.run(&[command, "--admin", admin, "--json"]).fails(1);
+            let told: serde_json::Value = serde_json::from_str(&run.err).unwrap();
+            assert_eq!(told["error"]["code"], code, "{told}");
+            let hint = told["error"]["hint"].as_str().unwrap();
+            assert!(hint.contains("--admin"), "{told}");
+        }
+    }
+}
