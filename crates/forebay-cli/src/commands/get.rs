@@ -5,13 +5,13 @@
 
 use crate::{
     cli::Common,
-    fail::{Failure, Outcome, stdout_failure},
+    fail::{Failure, Outcome, one_line, stdout_failure},
     out::{Out, grouped, std_stream},
     progress::Progress,
     target,
 };
 use forebay_client::{Answer, Call, Client, object_path};
-use forebay_core::{ByteRange, Error, ObjectName, units::format_bytes};
+use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, units::format_bytes};
 use forebay_protocol::path::encode;
 use http::{Method, header};
 use std::{
@@ -119,13 +119,32 @@ async fn ask(
         call = call.header(header::RANGE, format!("bytes={range}"));
     }
     let answer = client.call(&call).await;
-    let answer = answer.map_err(|f| Failure::of_call(f, &what))?;
+    let answer = answer.map_err(|f| Failure::of_call(of_member(f, object, member), &what))?;
     if range.is_some() && answer.status != http::StatusCode::PARTIAL_CONTENT {
         return Err(Error::corrupt(format!("the range was ignored: {what}"))
             .hint("if there is a proxy in between, ask the node itself")
             .into());
     }
     Ok(answer)
+}
+
+/// Says how to find the members of the archive, where what is not there may be one of them.
+fn of_member(
+    mut failure: forebay_client::Failure,
+    object: &ObjectName,
+    member: Option<&str>,
+) -> forebay_client::Failure {
+    if let forebay_client::Failure::Refused(said) = &mut failure
+        && member.is_some()
+        && said.kind() == ErrorKind::NotFound
+        && said.hint.is_none()
+    {
+        let object = one_line(&object.to_string());
+        said.hint = Some(format!(
+            "`forebay ls {object} -m` lists the archive's members"
+        ));
+    }
+    failure
 }
 
 /// What the head of the answer says.

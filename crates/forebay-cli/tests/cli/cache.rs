@@ -165,7 +165,11 @@ fn warm_takes_a_manifest_and_tells_what_is_missing() {
     );
     std::fs::write(node.path("bad"), "no-bucket\n").unwrap();
     let bad = node.run(&["warm", "--manifest", "bad"]).fails(1);
-    assert!(bad.err.contains("line 1 of the manifest"), "{}", bad.err);
+    assert!(
+        bad.err.contains("line 1 of the manifest") && bad.err.contains("BUCKET/KEY on each line"),
+        "{}",
+        bad.err
+    );
     std::fs::write(node.path("empty"), "\n").unwrap();
     assert!(
         node.run(&["warm", "--manifest", "empty"])

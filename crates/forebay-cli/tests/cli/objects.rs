@@ -161,7 +161,9 @@ fn ranges_and_members() {
         serde_json::json!({"bucket": "data", "key": "s.tar/two.txt", "size": 10_000, "member": true})
     );
     assert!(
-        missing.err.starts_with("error: ") && missing.err.contains("three.txt"),
+        missing.err.starts_with("error: ")
+            && missing.err.contains("three.txt")
+            && missing.err.contains("ls data/s.tar -m"),
         "{}",
         missing.err
     );

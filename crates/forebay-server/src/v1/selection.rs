@@ -151,7 +151,9 @@ fn names(selection: &Selection) -> Result<Vec<ObjectName>> {
                     i + 1,
                     forebay_core::name::shorten(line)
                 ))
-                .hint("write BUCKET/KEY, or give the bucket in the request")
+                .hint(
+                    "write BUCKET/KEY on each line; in JSON, \"bucket\" may name one for all of them",
+                )
             })?;
             object::name(bucket, key)
         } else {
