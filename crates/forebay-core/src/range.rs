@@ -77,9 +77,12 @@ impl ByteRange {
             ByteRange::Suffix(n) => size.saturating_sub(n)..size,
         };
         if resolved.start >= resolved.end {
-            return Err(Error::range_not_satisfiable(format!(
-                "bytes {self} of {size} bytes"
-            )));
+            return Err(Error::range_not_satisfiable(match self {
+                ByteRange::From(_) | ByteRange::Inclusive(..) => {
+                    format!("bytes {self} begin past the end: it has {size} bytes")
+                }
+                ByteRange::Suffix(_) => format!("bytes {self} of {size} bytes are none"),
+            }));
         }
         Ok(resolved)
     }
@@ -120,6 +123,11 @@ mod tests {
         assert_eq!(get("bytes=5-2", 10), None);
         assert_eq!(get("items=0-1", 10), None);
         assert_eq!(get("Bytes=0-1", 10), Some(Some(0..2)));
+        for past in [ByteRange::From(10), ByteRange::Inclusive(10, 12)] {
+            let e = past.resolve(10).unwrap_err();
+            assert_eq!(e.kind(), crate::ErrorKind::RangeNotSatisfiable);
+            assert!(e.message().contains("past the end"), "{e:?}");
+        }
         assert!(ByteRange::parse_header("bytes=0-1,3-4").is_err());
         assert!(ByteRange::from_start_length(u64::MAX, 2).is_err());
         assert!(ByteRange::from_start_length(0, 0).is_err());
