@@ -63,6 +63,11 @@ fn split(text: &str) -> Result<(f64, &str)> {
     Ok((number, t[at..].trim()))
 }
 
+/// Milliseconds as logs have them, with three digits after the point.
+pub fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1e3
+}
+
 /// `1536` → `1.5 KiB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -128,6 +133,8 @@ mod tests {
         }
         assert_eq!(parse_duration("30ms").unwrap(), Duration::from_millis(30));
         assert_eq!(parse_duration("1.5m").unwrap(), Duration::from_secs(90));
+        let time = Duration::from_nanos(4_493_191);
+        assert_eq!(milliseconds(time).to_string(), "4.493");
         assert_eq!(format_bytes(1536), "1.5 KiB");
         assert_eq!(grouped(0), "0");
         assert_eq!(grouped(1_234_567), "1,234,567");

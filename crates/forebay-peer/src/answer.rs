@@ -27,6 +27,7 @@ use bytes::Bytes;
 use forebay_cluster::Run;
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, ObjectName, Result, limits::CHUNK_BYTES, request,
+    units::milliseconds,
 };
 use forebay_engine::{ByteStream, Engine, PeerRead, Wanted, WantedBytes};
 use futures::{FutureExt, StreamExt};
@@ -464,7 +465,7 @@ impl Drop for Line {
                 bucket = self.bucket,
                 key = self.key,
                 bytes = self.bytes,
-                ms = self.began.elapsed().as_secs_f64() * 1e3,
+                ms = milliseconds(self.began.elapsed()),
                 outcome = $outcome,
                 error = $error,
             )

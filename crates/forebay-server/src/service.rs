@@ -17,7 +17,7 @@ use crate::{
     s3, v1,
 };
 use bytes::Bytes;
-use forebay_core::{Clock, Error, ErrorKind};
+use forebay_core::{Clock, Error, ErrorKind, units::milliseconds};
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -244,7 +244,7 @@ impl Drop for Flight {
                 path = %self.path,
                 bucket = %learned.bucket,
                 key = %learned.key,
-                ms = note.began.elapsed().as_secs_f64() * 1e3,
+                ms = milliseconds(note.began.elapsed()),
                 outcome = "abandoned before there was an answer",
             );
         }
@@ -356,7 +356,7 @@ impl Drop for Tracked {
                 status,
                 bytes = self.sent,
                 cache = learned.cache.map(|c| c.as_str()),
-                ms = took.as_secs_f64() * 1e3,
+                ms = milliseconds(took),
                 outcome,
                 error = (!error.is_empty()).then_some(error),
             )
