@@ -536,10 +536,10 @@ pub fn named_field(name: &str, ty: &str) -> forebay_core::Result<Field> {
             "{:?} is not the type of a column ({name:?})",
             shorten(ty)
         ))
-        .hint(
-            "name a type as Arrow does (int64, float, string, binary, bool, list<item: int32>, \
-             timestamp[us], ...), or json",
-        )
+        .hint(format!(
+            "name a type as Arrow does ({}, ...; not every format has all of them), or json",
+            COMMON_TYPES.join(", ")
+        ))
     };
     if ty.len() > TYPE_NAME_MAX_BYTES {
         return Err(wrong());
@@ -573,6 +573,9 @@ fn nesting(ty: &str) -> usize {
     }
     most
 }
+
+/// Types that files of every format can be read as whose columns are named.
+const COMMON_TYPES: [&str; 4] = ["int64", "float", "string", "bool"];
 
 /// The longest name of a type.
 const TYPE_NAME_MAX_BYTES: usize = 64 << 10;
@@ -882,6 +885,19 @@ mod tests {
             }
         }
         assert!(depth("int64", "list<item: ", ">", 60).is_ok());
+    }
+
+    #[test]
+    fn the_types_that_the_hint_names_are_those_of_every_format() {
+        for ty in COMMON_TYPES {
+            let schema = Arc::new(arrow_schema::Schema::new(vec![
+                named_field("x", ty).unwrap(),
+            ]));
+            crate::jsonl::check_columns(&schema).unwrap();
+            crate::csv::check_columns(&schema).unwrap();
+        }
+        let e = named_field("x", "integer").unwrap_err();
+        assert!(e.hint_text().unwrap().contains("int64"), "{e:?}");
     }
 
     #[test]
