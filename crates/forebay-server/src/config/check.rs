@@ -156,6 +156,7 @@ impl Config {
         }
         self.check_room(&mut problems);
         self.check_nesting(&mut problems);
+        self.check_sensors(&mut problems);
         self.check_memory(&mut problems);
         problems.0
     }
@@ -217,7 +218,8 @@ impl Config {
         }
     }
 
-    /// Warns of caches inside a directory that is served: what they keep would be its objects.
+    /// Warns of caches inside a directory that is served: what they keep would be its objects. And
+    /// of caches inside another one, which share a disk, and go with it if it is removed.
     fn check_nesting(&self, problems: &mut Problems) {
         for origin in &self.origins {
             let Ok(OriginUrl::Directory { path, .. }) = origin.config.check() else {
@@ -238,6 +240,41 @@ impl Config {
                     );
                 }
             }
+        }
+        for inner in &self.cache.dirs {
+            let path = resolved(&inner.path);
+            let outer = self.cache.dirs.iter().find(|outer| {
+                let outer = resolved(&outer.path);
+                // `check` tells of the same one twice.
+                path != outer && path.starts_with(&outer)
+            });
+            if let Some(outer) = outer {
+                problems.warning(
+                    "cache.dirs",
+                    format!(
+                        "{} is inside {}, which is a cache too",
+                        inner.path.display(),
+                        outer.path.display()
+                    ),
+                    "one entry for each disk, none inside another",
+                );
+            }
+        }
+    }
+
+    /// Warns of a place that was set and that no sensor will be found in.
+    fn check_sensors(&self, problems: &mut Problems) {
+        let sysfs = &self.energy.sysfs;
+        let is_set = *sysfs != super::Energy::default().sysfs && !sysfs.as_os_str().is_empty();
+        if self.energy.sample && is_set && !sysfs.is_dir() {
+            problems.warning(
+                "energy.sysfs",
+                format!(
+                    "{} is not a directory: no sensor is found there",
+                    sysfs.display()
+                ),
+                "name the directory that the host's /sys is mounted at",
+            );
         }
     }
 
@@ -445,7 +482,7 @@ impl Config {
                 problems.error(
                     "auth.keys",
                     format!("the access key {:?} is configured twice", pair.access_key),
-                    "",
+                    "give each entry an access key of its own, or remove one of them",
                 );
             }
         }
@@ -1209,6 +1246,65 @@ mod tests {
             assert_eq!(found.len(), usize::from(warned), "{cache}: {found:?}");
             assert!(found.iter().all(|p| p.severity == Severity::Warning));
         }
+    }
+
+    #[test]
+    fn a_cache_inside_another_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        for (one, other, warned) in [
+            ("a", "a/b", true),
+            ("a/b", "a", true),
+            ("a", "a-2", false),
+            ("a", "a", false),
+        ] {
+            let mut config = sound();
+            config.cache.dirs = [one, other]
+                .map(|name| {
+                    format!("{}:16MiB", dir.path().join(name).display())
+                        .parse()
+                        .unwrap()
+                })
+                .into();
+            let found = config.check_files();
+            assert_eq!(found.len(), usize::from(warned), "{one} {other}: {found:?}");
+            assert!(found.iter().all(|p| p.severity == Severity::Warning));
+        }
+    }
+
+    #[test]
+    fn a_place_of_sensors_that_is_not_there_is_a_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        for (sysfs, sample, warned) in [
+            (dir.path().to_owned(), true, false),
+            (dir.path().join("none"), true, true),
+            (dir.path().join("none"), false, false),
+        ] {
+            let mut config = sound();
+            config.energy.sysfs = sysfs;
+            config.energy.sample = sample;
+            let found = config.check_files();
+            assert_eq!(found.len(), usize::from(warned), "{found:?}");
+            assert!(found.iter().all(|p| p.key == "energy.sysfs"));
+        }
+    }
+
+    #[test]
+    fn an_access_key_that_is_configured_twice_is_told_with_a_hint() {
+        let pair = || crate::config::KeyPair {
+            access_key: "AK".into(),
+            secret_key: Secret::new("s"),
+            ..Default::default()
+        };
+        let mut config = sound();
+        config.auth.keys = vec![pair(), pair()];
+        let found = config.check();
+        let twice: Vec<_> = found.iter().filter(|p| p.key == "auth.keys").collect();
+        assert!(
+            twice
+                .iter()
+                .any(|p| p.severity == Severity::Error && !p.hint.is_empty()),
+            "{found:?}"
+        );
     }
 
     #[test]
