@@ -301,7 +301,7 @@ section! {
         /// becomes of writes while this node cannot make that sure, because it has no lease in
         /// etcd: `bounded`: they go through, and other nodes see them by the freshness rule of the
         /// bucket (`forebay_cluster_writes_degraded_total` counts them); `coherent`: they are
-        /// refused with 503. Reads go on in any case.
+        /// refused with 503, or 429 under `/v1/`. Reads go on in any case.
         writes: ClusterWrites = ClusterWrites::Bounded,
         /// etcd's user for this cluster, if etcd has users: it needs to read and write below
         /// `/forebay/NAME/`.
