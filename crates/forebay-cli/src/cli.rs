@@ -2,7 +2,11 @@
 //! `forebay --help`.
 
 use crate::{commands, fail::one_line, node::DEFAULT_NODE};
-use clap::{Arg, CommandFactory, Parser, Subcommand, builder::Resettable, error::ErrorKind};
+use clap::{
+    Arg, CommandFactory, Parser, Subcommand,
+    builder::Resettable,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use forebay_bench::distance;
 use forebay_core::Error;
 use std::ffi::OsString;
@@ -154,6 +158,25 @@ Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 
 /// The command line. As for other programs, an empty variable is one that is not set.
 pub fn command() -> clap::Command {
     without_empty_variables(Cli::command())
+}
+
+/// Takes those that are hidden from the commands that an error names.
+pub fn without_hidden(mut e: clap::Error) -> clap::Error {
+    if let Some(ContextValue::Strings(names)) = e.get(ContextKind::ValidSubcommand) {
+        let hidden = hidden(&Cli::command());
+        let shown = names.iter().filter(|name| !hidden.contains(*name));
+        let shown = ContextValue::Strings(shown.cloned().collect());
+        e.insert(ContextKind::ValidSubcommand, shown);
+    }
+    e
+}
+
+fn hidden(command: &clap::Command) -> Vec<String> {
+    let each = command.get_subcommands().flat_map(|sub| {
+        let own = sub.is_hide_set().then(|| sub.get_name().to_owned());
+        own.into_iter().chain(hidden(sub))
+    });
+    each.collect()
 }
 
 /// Whether a command line that cannot be read asks for JSON.

@@ -33,7 +33,8 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
     let args: Vec<OsString> = args.into_iter().collect();
     let parsed = cli::command()
         .try_get_matches_from(args.clone())
-        .and_then(|matches| Cli::from_arg_matches(&matches));
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map_err(cli::without_hidden);
     let cli = match parsed {
         Ok(cli) => cli,
         Err(e) if cli::wants_json(&args) && cli::is_wrong(&e) => {

@@ -290,4 +290,11 @@ fn a_wrong_command_line_is_refused_before_anything_is_written() {
     ] {
         forebay(args).fails(2);
     }
+    for option in ["--json", "--verbose"] {
+        let told = forebay(&["bench", option]).fails(2).err;
+        assert!(
+            told.contains("batch") && !told.contains("copy-server"),
+            "{told}"
+        );
+    }
 }
