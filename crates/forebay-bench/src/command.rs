@@ -8,7 +8,7 @@ use crate::{
     site::{self, Plan, Site, Source, Transport},
     suite, table,
 };
-use forebay_core::{Error, Result, units};
+use forebay_core::{Error, ErrorKind, Result, units};
 use forebay_protocol::Address as NodeAddr;
 use std::{
     path::{Path, PathBuf},
@@ -351,7 +351,12 @@ pub fn run(args: Args) -> Result<Answer, Failure> {
             return Ok(Answer::Served);
         }
         Sub::Cmp(args) => {
-            let read = |path: &Path| Report::read(path).map_err(Failure::Usage);
+            let read = |path: &Path| {
+                Report::read(path).map_err(|e| match e.kind() {
+                    ErrorKind::Invalid => Failure::Usage(e),
+                    _ => Failure::Failed(e),
+                })
+            };
             let (before, after) = (read(&args.before)?, read(&args.after)?);
             return Ok(Answer::Comparison(compare::compare(&before, &after)));
         }

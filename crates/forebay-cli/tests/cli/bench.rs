@@ -298,3 +298,13 @@ fn a_wrong_command_line_is_refused_before_anything_is_written() {
         );
     }
 }
+
+#[test]
+fn a_report_that_is_not_there_is_a_failure_and_one_that_is_none_a_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("before.json");
+    let file = path.to_str().unwrap();
+    forebay(&["bench", "cmp", file, file]).fails(1);
+    std::fs::write(&path, "no report").unwrap();
+    forebay(&["bench", "cmp", file, file]).fails(2);
+}
