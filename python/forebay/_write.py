@@ -264,7 +264,7 @@ class Request:
 
     def checked(self) -> Request:
         """Raises InvalidRequest or TypeError for arguments that make no sense."""
-        if self.format not in ENCODERS:
+        if self.format not in list(ENCODERS):
             raise InvalidRequest(
                 f"{self.format!r} is not a format that is written", hint=", ".join(ENCODERS)
             )

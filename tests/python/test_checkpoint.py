@@ -193,6 +193,13 @@ def test_what_a_commit_would_refuse_is_refused_before_anything_is_sent(monkeypat
             ckpt.CheckpointIO(client, **wrong)
 
 
+@pytest.mark.parametrize("format", ["", "pickle", None, [], {}, ["torch"]])
+def test_a_format_that_is_none_is_refused(format):
+    client = forebay.Client("http://127.0.0.1:9")
+    with pytest.raises(forebay.InvalidRequest):
+        ckpt.save({}, "s3://runs/refused/a", client=client, format=format)
+
+
 def test_a_name_that_is_not_unicode_and_threads_that_are_no_number_are_refused():
     client = forebay.Client("http://127.0.0.1:9")
     with pytest.raises(forebay.InvalidRequest, match=r"'runs/\\ud800' is not Unicode"):

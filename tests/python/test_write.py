@@ -735,6 +735,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
     out = f"scratch/{scratch}/out/"
     for arguments, message in [
         ({"format": "csv"}, "csv.*parquet"),
+        ({"format": ["csv"]}, "csv.*parquet"),
         ({"shard_size": 0}, "shard_size"),
         ({"shard_size": "0MiB"}, "shard_size"),
         ({"shard_size": "big"}, "not a size"),

@@ -106,7 +106,7 @@ def save(
     """
     from . import _formats
 
-    if format not in _formats.FILES:
+    if format not in list(_formats.FILES):
         raise InvalidRequest(
             f"format={format!r} is not known", hint=f"one of {', '.join(_formats.FILES)}"
         )
