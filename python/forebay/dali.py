@@ -37,6 +37,11 @@ from .stats import Meter
 
 __all__ = ["ByNumber", "Source"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 #: How many states are kept: more than a pipeline reads ahead.
 STATES_KEPT = 256
 

@@ -37,6 +37,11 @@ from .errors import InvalidRequest
 
 __all__ = ["Figure", "Monitor", "Report", "Span"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 #: Spans that one monitor remembers.
 SPANS_MAX = 10_000
 #: The metric that a node has too (METRICS.md).

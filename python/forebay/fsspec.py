@@ -37,6 +37,11 @@ from .errors import Changed, Error, InvalidRequest, NotFound, PreconditionFailed
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 #: A file being written is held in memory up to this many bytes, then in a temporary file.
 SPOOL_MAX_BYTES = 64 << 20
 #: Concurrent requests for entries that a batch did not bring.

@@ -32,6 +32,11 @@ from .stats import Stats
 
 __all__ = ["JaxLoader", "loader"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 #: What a batch of packs has beside arrays of one item for each pack.
 OF_PROCESS = ("cu_seqlens", "max_seqlen")
 

@@ -81,6 +81,11 @@ from .stats import Meter
 
 __all__ = ["ForebayDatasink", "ForebayDatasource", "read", "write"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 #: Positions of the rows of one write task, which number samples without keys.
 _TASK_POSITIONS = 10**9
 #: Rows that say how large a row is, and bytes of them at most.

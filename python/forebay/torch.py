@@ -62,6 +62,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def as_tensor(item: Item) -> torch.Tensor:
     """The bytes of an entry as a ``torch.uint8`` tensor of shape ``(item.size,)``; no copy."""
     if item.error is None and item.size == 0:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import forebay
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -38,3 +39,13 @@ def test_the_package_shows_what_it_offers_and_nothing_else():
         "ray",
         "torch",
     } - {"__version__"}
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "dali", "energy", "fsspec", "jax", "ray", "torch"])
+def test_its_modules_show_what_they_offer_and_nothing_else(name):
+    if name not in ("checkpoint", "dali", "energy"):
+        pytest.importorskip(name)
+    module = getattr(forebay, name)
+    assert dir(module) == sorted(module.__all__)
+    for shown in dir(module):
+        getattr(module, shown)

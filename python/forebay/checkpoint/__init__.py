@@ -61,6 +61,10 @@ def __getattr__(name: str) -> typing.Any:
     raise AttributeError(f"module 'forebay.checkpoint' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def save(
     state_dict: typing.Any,
     name: str,
