@@ -400,10 +400,12 @@ def mix(
         epoch_rows: Rows of an epoch, all ranks together. Default: the rows of all datasets.
 
     Raises:
-        InvalidRequest: No datasets, a weight that is not positive, or not one weight for
-            each.
+        InvalidRequest: No datasets, one without rows, a weight that is not positive, or not one
+            weight for each.
     """
     datasets = datasets_of(datasets, "a mix needs datasets", "forebay.mix([a, b], [0.7, 0.3])")
+    # Those that a filter leaves are not computed for it.
+    check_rows(d for d in datasets if not d.is_pending)
     if epoch_rows is not None:
         number = whole_number(epoch_rows)
         if number is None or number < 1:
@@ -422,8 +424,6 @@ def mix(
             )
         return Mix(datasets, weights, epoch_rows)
     if weights is None:
-        # Those that a filter leaves are not computed for it.
-        check_rows(d for d in datasets if not d.is_pending)
         return Mix(datasets, None, epoch_rows)
     given = _numbers(weights)
     if len(given) != len(datasets):

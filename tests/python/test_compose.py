@@ -545,6 +545,16 @@ def test_a_mix_is_shown_whatever_its_datasets_are(ds, other):
         assert "50.0% tables/a" in text and "50.0% tables/b" in text
 
 
+@pytest.mark.parametrize("weights", [None, [1, 1], "schedule"])
+def test_a_mix_of_a_dataset_without_rows_is_refused_by_its_name(ds, other, weights):
+    if weights == "schedule":
+        weights = forebay.Schedule([(0, [1, 1]), (40, [1, 3])])
+    for rows in (None, 50):
+        with pytest.raises(forebay.InvalidRequest) as e:
+            forebay.mix([ds, other.take(0)], weights, epoch_rows=rows)
+        assert "tables/b" in str(e.value) and "tables/a" not in str(e.value)
+
+
 def test_what_cannot_be_done_to_a_mix_is_told_at_once(ds, other, monkeypatch):
     mixed = forebay.mix([ds, other])
     monkeypatch.setattr(type(ds), "take", lambda *given: pytest.fail("rows were read"))
