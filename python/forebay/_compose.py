@@ -24,7 +24,16 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
 import numpy as np
 
@@ -87,11 +96,28 @@ def _piece(value: bytes | np.ndarray, digest: str) -> Piece:
     return Piece(RowSet.decode(value) if isinstance(value, bytes) else value, digest)
 
 
-class TrainTest(NamedTuple):
-    """The two parts of :meth:`forebay.Dataset.train_test_split`."""
+#: A dataset, or a mix of some.
+P = TypeVar("P")
 
-    train: Dataset[Any]
-    test: Dataset[Any]
+
+class TrainTest(NamedTuple, Generic[P]):
+    """The two parts of :meth:`forebay.Dataset.train_test_split`: a tuple, of which ``parts.train``
+    is also ``parts["train"]``, as in Hugging Face's ``datasets``.
+    """
+
+    train: P
+    test: P
+
+    @overload
+    def __getitem__(self, index: SupportsIndex | Literal["train", "test"], /) -> P: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> tuple[P, ...]: ...
+    def __getitem__(self, index: Any, /) -> Any:
+        if not isinstance(index, str):
+            return tuple.__getitem__(self, index)
+        if index not in self._fields:
+            raise KeyError(f"{index!r} is no part of a split, which has 'train' and 'test'")
+        return getattr(self, index)
 
 
 class Composed(Dataset[S]):
@@ -604,7 +630,7 @@ def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Datase
     return ranged(of, range(start, start + each + (index < more)), text)
 
 
-def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest:
+def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest[Dataset[Any]]:
     rows, plain_seed = len(of), whole_number(seed)
     if plain_seed is None or not 0 <= plain_seed <= U64_MAX:
         raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")

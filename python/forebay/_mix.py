@@ -6,7 +6,7 @@ import html
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
@@ -21,19 +21,13 @@ from .shuffle import Shuffle
 if TYPE_CHECKING:
     import datasets
 
+    from ._compose import TrainTest
     from ._expr import Expression
     from ._look import Summary
 
-__all__ = ["Mix", "MixTrainTest", "mix"]
+__all__ = ["Mix", "mix"]
 
 T = TypeVar("T")
-
-
-class MixTrainTest(NamedTuple):
-    """The two parts of :meth:`Mix.train_test_split`."""
-
-    train: Mix[Any]
-    test: Mix[Any]
 
 
 class Mix(Loadable[S_co]):
@@ -216,13 +210,15 @@ class Mix(Loadable[S_co]):
         shard = f"shard {index} of {num_shards}"
         return self._each(lambda of: of.shard(num_shards, index, contiguous), shard)
 
-    def train_test_split(self, test_size: float, seed: int = 0) -> MixTrainTest:
+    def train_test_split(self, test_size: float, seed: int = 0) -> TrainTest[Mix[Any]]:
         """Two mixes: of each dataset, this part is in the test part, and the rest in the other:
         :meth:`forebay.Dataset.train_test_split`.
 
         Args:
             test_size: A part between 0.0 and 1.0.
         """
+        from ._compose import TrainTest
+
         if isinstance(test_size, int) or not isinstance(test_size, float):
             raise InvalidRequest(
                 f"test_size={test_size!r} of a mix", hint="give a part, which is taken of each"
@@ -234,7 +230,7 @@ class Mix(Loadable[S_co]):
 
             return self._each(done, "the split")
 
-        return MixTrainTest(part("train"), part("test"))
+        return TrainTest(part("train"), part("test"))
 
     def repeat(self, times: int) -> Mix[S_co]:
         """The same mix in epochs that are ``times`` as long."""

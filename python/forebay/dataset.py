@@ -631,8 +631,9 @@ class Dataset(Loadable[S_co]):
 
         return sharded(self, num_shards, index, contiguous)
 
-    def train_test_split(self, test_size: float, seed: int = 0) -> TrainTest:
-        """Two parts: ``train, test = ds.train_test_split(0.1, seed=1)``.
+    def train_test_split(self, test_size: float, seed: int = 0) -> TrainTest[Dataset[Any]]:
+        """Two parts: ``train, test = ds.train_test_split(0.1, seed=1)``. Each alone:
+        ``ds.train_test_split(0.1, seed=1)["train"]``, or ``.train``.
 
         The test part is drawn at random, evenly over the stored order: 256 rows that follow each
         other give their share of it, as nearly as whole rows can. Both parts keep the stored order,

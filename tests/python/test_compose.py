@@ -102,6 +102,17 @@ def test_a_split_has_all_rows_once_in_stored_order(ds):
     assert len(ds.train_test_split(1).test) == 1
 
 
+def test_a_part_of_a_split_is_taken_by_its_name(ds, other):
+    for whole in (ds, forebay.mix([ds, other])):
+        parts = whole.train_test_split(0.25)
+        assert parts["train"] is parts.train is parts[0] and parts["test"] is parts.test
+        assert parts[-1:] == (parts.test,) and isinstance(parts, tuple)
+        with pytest.raises(KeyError):
+            parts["validation"]
+        with pytest.raises(IndexError):
+            parts[2]
+
+
 def test_concatenation(ds, other):
     both = forebay.concatenate([ds, other.skip(3), ds.select([5])])
     assert ids(both) == A + B[3:] + [5]

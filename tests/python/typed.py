@@ -37,6 +37,8 @@ assert_type(ds.take([5, 3])[0], dict[str, Any])
 assert_type(ds.take([5, 3]).numpy(), dict[str, np.ndarray])
 assert_type(ds.take([5, 3]).torch(), dict[str, torch.Tensor | Any])
 assert_type(ds.lengths("n"), np.ndarray)
+assert_type(ds.train_test_split(0.1)[0], forebay.Dataset[Any])
+assert_type(ds.train_test_split(0.1)["train"], forebay.Dataset[Any])
 assert_type(ds.select(["text"]), forebay.Dataset[forebay.Row])
 for row in ds:
     assert_type(row, forebay.Row)
