@@ -60,6 +60,12 @@ AHEAD_IN_WORKERS = (
     " batch_size=None, num_workers=…)), the loader itself, or num_workers=0"
 )
 
+BATCHES_OF_BATCHES = (
+    "DataLoader puts batches of the loader together once more, which adds a dimension to them: give"
+    " DataLoader(loader.torch(), batch_size=None), or DataLoader(loader.torch(samples=True),"
+    " batch_size=…) with the loader's batch_size"
+)
+
 #: What it yields: batches, or samples.
 T_co = TypeVar("T_co", covariant=True)
 
@@ -72,10 +78,11 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         data = ds.loader(batch_size=64, shuffle=forebay.Block(16), output="torch").torch()
         loader = forebay.torch.Resumable(DataLoader(data, batch_size=None, num_workers=4))
 
-    It yields whole batches, for ``DataLoader(data, batch_size=None)``. Worker ``w`` of ``n`` makes
-    the steps ``w``, ``w + n``, …, and DataLoader takes from its workers in turn: the batches come
-    in the loader's order, whatever the number of workers. With ``samples=True`` it yields single
-    samples, for a DataLoader that puts them together: with the loader's ``batch_size``, and without
+    It yields whole batches, for ``DataLoader(data, batch_size=None)``; without that, DataLoader
+    puts batches together once more, and a warning says so. Worker ``w`` of ``n`` makes the steps
+    ``w``, ``w + n``, …, and DataLoader takes from its workers in turn: the batches come in the
+    loader's order, whatever the number of workers. With ``samples=True`` it yields single samples,
+    for a DataLoader that puts them together: with the loader's ``batch_size``, and without
     ``drop_last``. An ``IterableDataset`` of your own goes over this too, and not over the loader
     itself, which knows nothing of workers: each of them would yield all of its batches.
 
@@ -188,6 +195,18 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
             )
         return True
 
+    def _warn_of_batches_of_batches(self, caller: FrameType) -> None:
+        """Warns if it is a DataLoader that iterates here, and that puts items together in PyTorch's
+        way. A dataset is not told: the DataLoader's part that fetches is looked at.
+        """
+        fetcher = caller.f_locals.get("self")
+        if (
+            getattr(fetcher, "dataset", None) is self
+            and getattr(fetcher, "auto_collation", False)
+            and getattr(fetcher, "collate_fn", None) is torch.utils.data.default_collate
+        ):
+            warn(BATCHES_OF_BATCHES)
+
     def __bool__(self) -> bool:
         """True: ``len()`` may be unknown."""
         return True
@@ -219,6 +238,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
                 "only one process can receive a stream",
                 hint="DataLoader(num_workers=0) and threads=, or stream=False",
             )
+        if not self.samples and worker == 0:
+            self._warn_of_batches_of_batches(sys._getframe(1))
         return WorkerIteration(self, self.begin, worker, workers)
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 
@@ -1404,6 +1405,21 @@ def test_a_warning_points_at_the_line_that_iterates(ds, monkeypatch):
             next(iter(loader))
             next(iter(loader.torch()))
         assert {warning.filename for warning in told} == {__file__}
+
+
+@pytest.mark.parametrize("of", [DataLoader, StatefulDataLoader])
+def test_batches_that_a_dataloader_puts_together_again_are_warned_of(ds, of):
+    loader = ds.loader(batch_size=4, columns=["id"], output="torch")
+    with pytest.warns(UserWarning, match="batch_size=None"):
+        assert next(iter(of(loader.torch())))["id"].shape == (1, 4)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*batch_size=None")
+        assert next(iter(of(loader.torch(), batch_size=None)))["id"].shape == (4,)
+        assert next(iter(of(loader.torch(samples=True), batch_size=4)))["id"].shape == (4,)
+        # Whoever gives a function knows what it is given.
+        first = next(iter(of(loader.torch(), collate_fn=lambda batches: batches[0])))
+        assert first["id"].shape == (4,)
+        assert len(list(loader.torch())) == len(loader)
 
 
 def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
