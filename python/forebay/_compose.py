@@ -40,6 +40,7 @@ import numpy as np
 from . import _forebay, _node
 from ._arguments import U64_MAX, check_rows, differences, flag, whole_number
 from ._forebay import Client, RowSet
+from ._words import counted
 from .dataset import Dataset, File, Place, S, datasets_of
 from .errors import InvalidRequest, NotFound, TooLarge
 from .rows import Rows
@@ -211,7 +212,9 @@ class Composed(Dataset[S]):
 
     def locate(self, row: int) -> Place:
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} does not exist: the dataset has {len(self):,} rows")
+            raise IndexError(
+                f"row {row} does not exist: the dataset has {counted(len(self), 'row')}"
+            )
         sources, rows = self._located(np.array([row], np.uint64))
         return self.bases[int(sources[0])].locate(int(rows[0]))
 
@@ -222,7 +225,9 @@ class Composed(Dataset[S]):
             values = [piece.value for piece in self._pieces]
             self._made = _forebay.Composition(json.dumps(self._document), shapes, values)
             if self._made.rows != len(self):
-                raise InvalidRequest(f"{self.name} has {self._made.rows} rows, not {len(self)}")
+                raise InvalidRequest(
+                    f"{self.name} has {counted(self._made.rows, 'row')}, not {len(self):,}"
+                )
         return self._made
 
     def _located(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -330,7 +335,7 @@ class Composed(Dataset[S]):
 
     def __repr__(self) -> str:
         types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
-        return f"<forebay.Dataset {self.name}: {len(self):,} rows; {types}>"
+        return f"<forebay.Dataset {self.name}: {counted(len(self), 'row')}; {types}>"
 
 
 #: The set of rows that a filter leaves, and their shape if that is known.
@@ -580,7 +585,7 @@ def picked(of: Dataset[S], ids: np.ndarray) -> Dataset[S]:
     # A copy: the array may be the caller's, who goes on writing to it.
     piece = Piece.of(RowSet(len(of), ids) if is_set else ids.copy())
     kind = "set" if is_set else "picks"
-    text = f"{len(ids):,} rows by number ({piece.digest[:12]})"
+    text = f"{counted(len(ids), 'row')} by number ({piece.digest[:12]})"
     made = {kind: {"of": document, "piece": len(pieces)}}
     return _made(of, made, [*pieces, piece], len(ids), text)
 
@@ -649,14 +654,15 @@ def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest[Dataset[An
     test = math.ceil(rows * test_size) if is_part else int(test_size)
     if not 0 < test < rows:
         raise InvalidRequest(
-            f"a test part of {test:,} of {rows:,} rows leaves a part without rows",
+            f"a test part of {test:,} of {counted(rows, 'row')} leaves a part without rows",
             hint="give a test_size with which both parts have rows",
         )
     _, document, pieces, _ = of._tree()
 
     def part(rest: bool, count: int) -> Dataset[Any]:
         inner = {"of": document, "chosen": test, "seed": plain_seed, "rest": rest}
-        text = f"{'train' if rest else 'test'} of a split of {test:,} rows with seed {plain_seed}"
+        which = "train" if rest else "test"
+        text = f"{which} of a split of {counted(test, 'row')} with seed {plain_seed}"
         return _made(of, {"split": inner}, pieces, count, text)
 
     return TrainTest(part(True, rows - test), part(False, test))
@@ -734,7 +740,7 @@ def interleaved(
         # Which tells apart those that begin alike.
         digest = hashlib.blake2b(json.dumps(of_stages).encode(), digest_size=6).hexdigest()
         changing = f" at first (schedule {digest})"
-    text = f"mix of {len(datasets)}: {' + '.join(texts)}{changing}, {rows:,} rows"
+    text = f"mix of {len(datasets)}: {' + '.join(texts)}{changing}, {counted(rows, 'row')}"
     made = {"mix": {"parts": parts, "stages": of_stages, "rows": rows}}
     mixed = _joined(datasets[0], bases, made, pieces, rows, text)
     try:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import _collate
 from ._pools import Pool, submit
+from ._words import counted
 from .errors import SampleFailed
 from .rows import Rows
 from .stats import Meter
@@ -105,7 +106,8 @@ class Recipe:
             self._skipped += 1
             number = self._skipped
         if number > self.max_skipped:
-            failure.message += f" ({self.max_skipped} samples were skipped before it: max_skipped=)"
+            before = counted(self.max_skipped, "sample")
+            failure.message += f" ({before} skipped before it: max_skipped=)"
             raise failure from cause
         log.warning("skipped: %s", failure.message)
 
@@ -193,7 +195,7 @@ class Job:
             if not self._recipe.is_of_many:
                 return NOTHING
             raise SampleFailed(
-                f"none of the {len(self._rows)} samples of a batch could be made, and other ranks"
+                f"no sample of a batch of {len(self._rows)} could be made, and other ranks"
                 " or workers take a step with it",
                 hint="the log names them; make batches larger, or replace samples that fail by"
                 " on_error= with a function",

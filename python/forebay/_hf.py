@@ -56,6 +56,7 @@ from ._plan import Order, epoch_number
 from ._pools import Pool, check_process
 from ._progress import Bar
 from ._stop import Stop
+from ._words import counted
 from .dataset import AHEAD_REQUESTS, Dataset, _bytes
 from .errors import InvalidRequest, SampleFailed
 from .rows import Rows
@@ -345,7 +346,8 @@ def shards_of(rows: int, count: int | None) -> list[range]:
         raise InvalidRequest(f"num_shards={count!r}", hint="give a whole number of at least 1")
     elif count > max(rows, 1):
         raise InvalidRequest(
-            f"num_shards={count:,} for {rows:,} rows", hint="each shard needs a row of its own"
+            f"num_shards={count:,} for {counted(rows, 'row')}",
+            hint="each shard needs a row of its own",
         )
     each, more = divmod(rows, int(count))
     edges = [each * i + min(i, more) for i in range(int(count) + 1)]
@@ -666,7 +668,7 @@ def _copy(source: Source, features: Any, folder: Path, progress: bool | None) ->
                     raise
                 raise OSError(
                     e.errno,
-                    f"the disk is full after {end:,} of {len(source):,} rows of a copy of"
+                    f"the disk is full after {end:,} of {counted(len(source), 'row')} of a copy of"
                     f" {source.name}; what is there stays, and another call goes on from it",
                     str(folder),
                 ) from e

@@ -25,6 +25,7 @@ from . import _footers
 from ._arguments import whole_number
 from ._expr import Bounds
 from ._paced import Pace, paced, spread
+from ._words import counted
 from .errors import Error, InvalidRequest
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ class Summary:
 
     def _seen(self) -> str:
         if self.seen == self.rows:
-            return f"all {self.rows:,} rows"
-        some = f"{self.seen:,} of {self.rows:,} rows, spread evenly"
+            return f"all {counted(self.rows, 'row')}"
+        some = f"{self.seen:,} of {counted(self.rows, 'row')}, spread evenly"
         is_marked = any(column.of_all for column in self.columns.values())
         return f"{some}; * of all rows, by statistics" if is_marked else some
 
@@ -445,7 +446,7 @@ def preview(of: Dataset[Any]) -> str:
     title = of.name
     head = [f"{name}: {kind}" for name, kind in of.schema.items()]
     try:
-        title = f"{title}: {len(of):,} rows"
+        title = f"{title}: {counted(len(of), 'row')}"
         rows = list(of._take(np.arange(min(PREVIEW_ROWS, len(of)), dtype=np.uint64), of._columns))
     except Error as e:
         return f"{_table_html(title, head, [])}<p>{html.escape(str(e))}</p>"
@@ -459,7 +460,7 @@ def preview_of_rows(rows: Rows) -> str:
     left, names = [PREVIEW_ALL_BYTES], rows.columns
     shown = rows._first(PREVIEW_ROWS)
     cells = [["" if n not in row else _cell(row[n], left) for n in names] for row in shown]
-    title = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}"
+    title = counted(len(rows), "row")
     if len(shown) < len(rows):
         title += f", of which the first {len(shown)}"
     return _table_html(title, names, cells)
@@ -504,9 +505,9 @@ def _cell(value: Any, left: list[int]) -> str:
         data = memoryview(value)
         kind = _kind(bytes(data[:12]))
         if kind is None:
-            return f"{data.nbytes:,} bytes"
+            return counted(data.nbytes, "byte")
         if data.nbytes > min(PREVIEW_BYTES, left[0]):
-            return f"{kind}, {data.nbytes:,} bytes"
+            return f"{kind}, {counted(data.nbytes, 'byte')}"
         left[0] -= data.nbytes
         uri = f"data:{kind};base64,{base64.b64encode(data).decode()}"
         if kind.startswith("image/"):
@@ -534,7 +535,7 @@ def told(value: Any) -> str:
     if isinstance(value, (bytes, memoryview)):
         data = memoryview(value)
         kind = _kind(bytes(data[:12]))
-        size = f"{data.nbytes:,} bytes"
+        size = counted(data.nbytes, "byte")
         return size if kind is None else f"{kind}, {size}"
     return one_line(_text(value))
 

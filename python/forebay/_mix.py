@@ -12,6 +12,7 @@ import numpy as np
 
 from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
 from ._loadable import Loadable, S_co
+from ._words import counted
 from .dataset import ELSEWHERE, Dataset, S, datasets_of, no_attribute
 from .errors import Error, InvalidRequest
 from .rows import Rows
@@ -370,7 +371,7 @@ class Mix(Loadable[S_co]):
         changing = " at first" if self.schedule else ""
         rows = "rows of an epoch are not computed yet"
         if self._once is not None or not unknown:
-            rows = f"{self.epoch_rows:,} rows in an epoch"
+            rows = f"{counted(self.epoch_rows, 'row')} in an epoch"
         return f"<forebay.Mix of {' + '.join(names)}{changing}; {rows}>"
 
 
@@ -414,8 +415,8 @@ def mix(
     if isinstance(weights, Schedule):
         if len(weights.table[0][1]) != len(datasets):
             raise InvalidRequest(
-                f"there are {len(datasets)} datasets, and the schedule has"
-                f" {len(weights.table[0][1])} weights",
+                f"there are {counted(len(datasets), 'dataset')}, and the schedule has"
+                f" {counted(len(weights.table[0][1]), 'weight')}",
                 hint="give one weight for each dataset",
             )
         return Mix(datasets, weights, epoch_rows)
@@ -424,7 +425,7 @@ def mix(
     given = _numbers(weights)
     if len(given) != len(datasets):
         raise InvalidRequest(
-            f"there are {len(datasets)} datasets and {len(given)} weights",
+            f"there are {counted(len(datasets), 'dataset')} and {counted(len(given), 'weight')}",
             hint="give one weight for each dataset",
         )
     for dataset, weight in zip(datasets, given, strict=True):

@@ -28,6 +28,7 @@ from ._fetch import Fetched, Fetcher, Pull, in_pieces, joined
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps, plain_state
+from ._words import counted
 from .errors import InvalidRequest, SampleFailed
 from .pack import READ_ROWS, READ_ROWS_MAX, Pack, refuse_padding
 from .rows import Rows
@@ -637,8 +638,8 @@ class Deal:
                 )
             if whole and not dealt:
                 raise InvalidRequest(
-                    f"an epoch makes {hand.taken} packs of {length} tokens, and one step of"
-                    f" {self._world} ranks takes {stride}",
+                    f"an epoch makes {counted(hand.taken, 'pack')} of {length} tokens, and one"
+                    f" step of {counted(self._world, 'rank')} takes {stride}",
                     hint='give a smaller batch_size, shorter packs, or uneven="pad"',
                 )
             return Hand(after, 0, 0, True), steps

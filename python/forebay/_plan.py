@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _forebay
 from ._arguments import EPOCHS_MAX, U64_MAX, check_rows, whole_number
+from ._words import counted
 from .errors import InvalidRequest
 from .schedule import Schedule
 from .shuffle import Shuffle, to_wire
@@ -245,7 +246,7 @@ class Order:
             )
         try:
             if len(made) != len(here):
-                return f"it is of {len(made)} datasets, and here are {len(here)}"
+                return f"it is of {counted(len(made), 'dataset')}, and here are {len(here)}"
             for number, (then, now) in enumerate(zip(made, here, strict=True)):
                 for a, b in zip_longest(then, now, fillvalue="nothing more"):
                     if a != b:

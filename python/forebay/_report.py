@@ -14,6 +14,7 @@ from . import _accounts, _forebay, energy
 from ._ledger import OfEpoch
 from ._plan import Order
 from ._readings import SAMPLED, STAGES, Domain, Readings
+from ._words import counted
 from .errors import ConnectionFailed, Error, InvalidRequest, Timeout
 from .report import Report
 from .shuffle import to_wire
@@ -219,7 +220,7 @@ def _lacking(accounts: _accounts.Accounts, loader: Loader[Any], meter: Meter) ->
     came = stats.samples + stats.skipped
     if came <= accounts.rows:
         return []
-    unknown = f"what was taken for {came - accounts.rows:,} of {came:,} rows"
+    unknown = f"what was taken for {came - accounts.rows:,} of {counted(came, 'row')}"
     why = "another one sent them, or one that was started again since"
     return [f"{unknown}: the nodes that answer know nothing of these ({why})"]
 
@@ -261,7 +262,7 @@ def title(loader: Loader[Any]) -> str:
     o = loader.options
     size = f"batches of {o.batch_size}" if o.max_total is None else f"at most {o.max_total}"
     if o.pack is not None:
-        size += f" packs of {o.pack.length:,} tokens"
+        size = f"batches of {counted(o.batch_size or 0, 'pack')} of {o.pack.length:,} tokens"
     of = " + ".join(d.name for d in loader.datasets)
     return f"{of}, {size}, shuffle {_shuffle(loader)}"
 

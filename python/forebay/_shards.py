@@ -53,6 +53,7 @@ from ._plan import State, Step, epoch_number, plain_state
 from ._pools import Pool, is_exiting, submit
 from ._progress import Bar
 from ._stop import Stop
+from ._words import counted
 from .dataset import Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .loader import Loader, Options
@@ -197,7 +198,8 @@ class Shards(Loadable[Any]):
         self.least = min(PIECES, -(-CHUNK_BYTES * self.pieces // max(size, 1)))
         if len(self.files) > 1 << SHARD_BITS or self.pieces > 1 << PIECE_BITS:
             raise InvalidRequest(
-                f"{len(self.files):,} shards of {self.pieces // PIECES:,} parts each;"
+                f"{counted(len(self.files), 'shard')} of"
+                f" {counted(self.pieces // PIECES, 'part')} each;"
                 f" at most {1 << SHARD_BITS:,} of {(1 << PIECE_BITS) // PIECES:,}",
                 hint="open fewer, or make part_bytes larger",
             )
@@ -270,7 +272,7 @@ class Shards(Loadable[Any]):
         )
 
     def __repr__(self) -> str:
-        return f"<forebay.Shards {self.name}: {len(self.files):,} tars>"
+        return f"<forebay.Shards {self.name}: {counted(len(self.files), 'tar')}>"
 
 
 class PartDataset(Dataset[Any]):
@@ -1085,7 +1087,7 @@ class InTurn:
                 hint="check that these are the tars that were meant",
             )
         return InvalidRequest(
-            f"an epoch of {rows} rows is less than one step of all ranks, which takes"
+            f"an epoch of {counted(rows, 'row')} is less than one step of all ranks, which takes"
             f" {self._stride}",
             hint='take a smaller batch_size=, or uneven="pad" or uneven="repeat"',
         )

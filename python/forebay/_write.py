@@ -74,6 +74,7 @@ from ._plan import Order
 from ._pools import Pool
 from ._progress import Bar
 from ._stop import Stop
+from ._words import counted
 from .errors import (
     Conflict,
     Error,
@@ -705,8 +706,8 @@ class _Writing:
         )
         if (shards := -(-self.rows // self.shard_rows)) > SHARDS_MAX:
             raise InvalidRequest(
-                f"{self.rows:,} rows would be {shards:,} shards of {self.shard_rows:,} rows; the"
-                f" limit is {SHARDS_MAX:,}",
+                f"{self.rows:,} rows would be {shards:,} shards of"
+                f" {counted(self.shard_rows, 'row')}; the limit is {SHARDS_MAX:,}",
                 hint="give a larger shard_size= or shard_rows=",
             )
         self.claimed = {

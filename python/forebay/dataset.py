@@ -47,6 +47,7 @@ from ._loadable import Loadable, S_co
 from ._paced import Pace
 from ._pools import Pool, check_process
 from ._progress import Bar
+from ._words import counted
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
 from .shuffle import Shuffle
@@ -467,7 +468,9 @@ class Dataset(Loadable[S_co]):
         if whole_number(row) is None:
             raise TypeError(f"locate takes the number of a row, not {row!r}")
         if not 0 <= row < self._rows:
-            raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
+            raise IndexError(
+                f"row {row} does not exist: the dataset has {counted(self._rows, 'row')}"
+            )
         files = self.files
         at = bisect.bisect_right(self._starts, row) - 1
         return Place(files[at].name, row - self._starts[at])
@@ -595,7 +598,7 @@ class Dataset(Loadable[S_co]):
         if isinstance(given, np.ndarray) and given.dtype == bool:
             if given.shape != (len(self),):
                 raise InvalidRequest(
-                    f"a mask of shape {given.shape} for {len(self)} rows",
+                    f"a mask of shape {given.shape} for {counted(len(self), 'row')}",
                     hint="give one bool for each row",
                 )
             given = np.flatnonzero(given)
@@ -1048,7 +1051,9 @@ class Dataset(Loadable[S_co]):
     def _are_there(self, rows: Iterable[int]) -> None:
         for row in rows:
             if not -self._rows <= row < self._rows:
-                raise IndexError(f"row {row} does not exist: the dataset has {self._rows:,} rows")
+                raise IndexError(
+                    f"row {row} does not exist: the dataset has {counted(self._rows, 'row')}"
+                )
 
     def _ids(self, rows: Any) -> np.ndarray:
         given = np.asarray(rows)
@@ -1202,8 +1207,9 @@ class Dataset(Loadable[S_co]):
         size = _bytes(int(info.get("bytes", 0)))
         types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
         return (
-            f"<forebay.Dataset {self.name}: {self._rows:,} rows in {int(info['blocks']):,}"
-            f" blocks of {int(info['files']):,} {self.format} files,"
+            f"<forebay.Dataset {self.name}: {counted(self._rows, 'row')} in"
+            f" {counted(int(info['blocks']), 'block')}"
+            f" of {counted(int(info['files']), f'{self.format} file')},"
             f" {size}, version {self.id[:12]}; {types}>"
         )
 

@@ -41,6 +41,7 @@ from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._pools import Pool
 from ._progress import Bar
+from ._words import counted
 from .errors import Error, InvalidRequest
 from .pack import Pack
 from .schedule import Schedule
@@ -921,7 +922,8 @@ class Loader(Generic[B_co]):
         # Not the numbers of all rows, if they were given.
         unit = o.length if isinstance(o.length, str) else "by the lengths given"
         size = (
-            f"batches of {o.batch_size} packs of {o.pack.length} tokens ({o.pack.strategy})"
+            f"batches of {counted(o.batch_size or 0, 'pack')} of {o.pack.length} tokens"
+            f" ({o.pack.strategy})"
             if o.pack is not None
             else f"batches of {o.batch_size}"
             if o.max_total is None
@@ -1095,7 +1097,8 @@ def _arrays_of_lengths(given: Any, datasets: int) -> list[np.ndarray]:
         return [np.asarray(given)]
     if len(given) != datasets:
         raise InvalidRequest(
-            f"the lengths of {len(given)} datasets are given, and the mix has {datasets}",
+            f"the lengths of {counted(len(given), 'dataset')} are given, and the mix has"
+            f" {datasets}",
             hint="give a list with an array for each dataset",
         )
     return [np.asarray(of_one) for of_one in given]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _forebay
+from ._words import counted
 
 __all__ = ["Report"]
 
@@ -54,4 +55,5 @@ class Report:
 
     def __repr__(self) -> str:
         run = self.json()["run"] or {}
-        return f"<forebay.Report of {run.get('samples', 0):,} samples: print it, or .html(path)>"
+        samples = counted(run.get("samples", 0), "sample")
+        return f"<forebay.Report of {samples}: print it, or .html(path)>"

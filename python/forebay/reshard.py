@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 
 from . import _command, _options
+from ._words import counted
 from .errors import InvalidRequest
 
 __all__ = ["main"]
@@ -157,10 +158,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     there = f" ({done.found:,} were there)" if done.found else ""
     rate = (done.rows / done.seconds) if done.seconds else 0
-    shards = "1 shard" if done.shards == 1 else f"{done.shards:,} shards"
-    rows = "1 row" if done.rows == 1 else f"{done.rows:,} rows"
     print(
-        f"{done.manifest}  {shards}{there}  {rows}"
-        f"  {done.bytes:,} bytes  {done.seconds:.2f} s  {rate:,.0f} rows/s"
+        f"{done.manifest}  {counted(done.shards, 'shard')}{there}  {counted(done.rows, 'row')}"
+        f"  {counted(done.bytes, 'byte')}  {done.seconds:.2f} s  {rate:,.0f} rows/s"
     )
     return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NewType, overload
 import numpy as np
 
 from ._arrow import Column, columns
+from ._words import counted
 
 if TYPE_CHECKING:
     import pyarrow
@@ -333,8 +334,8 @@ class Rows(Sequence[dict[str, Any]]):
         return preview_of_rows(self)
 
     def __repr__(self) -> str:
-        of = "" if self.sources is None else f" of {len(self._parts)} datasets"
-        return f"<forebay.Rows: {len(self):,} rows{of}, columns {', '.join(self.columns)}>"
+        of = "" if self.sources is None else f" of {counted(len(self._parts), 'dataset')}"
+        return f"<forebay.Rows: {counted(len(self), 'row')}{of}, columns {', '.join(self.columns)}>"
 
 
 def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:

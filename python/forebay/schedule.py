@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ._arguments import whole_number
+from ._words import counted
 from .errors import InvalidRequest
 
 __all__ = ["Schedule"]
@@ -93,7 +94,7 @@ class Schedule:
                 )
             if len(weights) != len(self.table[0][1]):
                 raise InvalidRequest(
-                    f"the schedule has {len(weights)} weights from row {row} on, and"
+                    f"the schedule has {counted(len(weights), 'weight')} from row {row} on, and"
                     f" {len(self.table[0][1])} from row 0 on",
                     hint="give one weight for each dataset; 0 takes no rows of it",
                 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._ledger import Ledger
 from ._meanwhile import Watch
+from ._words import counted
 
 if TYPE_CHECKING:
     from ._forebay import Client
@@ -99,9 +100,9 @@ class Stats:
         node = [("origin", self.origin_s), ("disk", self.disk_s), ("prepare", self.prepare_s)]
         lines = [
             (
-                f"{self.samples:,} samples in {self.batches:,} batches, {self.bytes / 1e6:,.1f} MB,"
-                f" {self.seconds:.2f} s: {self.samples_per_s:,.0f} samples/s,"
-                f" {self.waited_share:.1%} of the time waited"
+                f"{counted(self.samples, 'sample')} in {counted(self.batches, 'batch', 'batches')},"
+                f" {self.bytes / 1e6:,.1f} MB, {self.seconds:.2f} s:"
+                f" {self.samples_per_s:,.0f} samples/s, {self.waited_share:.1%} of the time waited"
             ),
             "  " + ", ".join(f"{name} {s:.2f} s" for name, s in times),
         ]
@@ -113,12 +114,14 @@ class Stats:
         if self.tokens or self.padding:
             per_s = self.tokens / self.seconds if self.seconds else 0.0
             lines.append(
-                f"  {self.tokens:,} tokens, {per_s:,.0f} tokens/s; {self.padding_share:.2%} of the"
-                f" packs are padding, {self.tokens_cut:,} tokens were cut off"
-                + (f", {self.rows_left_out:,} rows left out" if self.rows_left_out else "")
+                f"  {counted(self.tokens, 'token')}, {per_s:,.0f} tokens/s;"
+                f" {self.padding_share:.2%} of the packs are padding,"
+                f" {self.tokens_cut:,} tokens were cut off"
+                + (f", {counted(self.rows_left_out, 'row')} left out" if self.rows_left_out else "")
             )
         if self.skipped:
-            lines.append(f"  {self.skipped:,} samples could not be made and were skipped")
+            be = "was" if self.skipped == 1 else "were"
+            lines.append(f"  {counted(self.skipped, 'sample')} could not be made and {be} skipped")
         return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
 from ._torch_loader import LoaderDataset, Resumable, state_of
+from ._words import counted
 from .errors import Error, NotFound, SampleFailed
 
 __all__ = [
@@ -112,7 +113,9 @@ class _Samples:
         if labels is None and len(samples) and isinstance(samples[0], tuple):
             samples, labels = [s[0] for s in samples], [s[1] for s in samples]
         if labels is not None and len(labels) != len(samples):
-            raise ValueError(f"there are {len(samples)} samples and {len(labels)} labels")
+            raise ValueError(
+                f"there are {counted(len(samples), 'sample')} and {counted(len(labels), 'label')}"
+            )
         if on_error != "raise" and not callable(on_error):
             raise ValueError('on_error must be "raise" or a function of an Item')
         self.client = client

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ import tables
 import torch
 from forebay import _filter, _kept
 from forebay._compose import Piece
+from forebay._words import counted
 from forebay.torch import Resumable, state_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -538,6 +540,26 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
     assert [d.id for d in again.datasets] == [d.id for d in mixed.datasets]
 
 
+def test_one_row_is_shown_as_one(ds, other):
+    one = ds.take(1)
+    mixed = forebay.mix([one, other.take(2)])
+    for text in (
+        repr(one),
+        one._repr_html_(),
+        repr(one.take([0])),
+        repr(mixed[:1]),
+        repr(forebay.mix([one])),
+        repr(ds.select([5])),
+        repr(ds.train_test_split(1).test),
+    ):
+        assert re.search(r"\b1 row\b", text) and "1 rows" not in text
+    assert "2 rows" in repr(mixed.datasets[1]) and "3 rows" in repr(mixed)
+    loader = one.loader(1)
+    list(loader)
+    assert "1 sample in 1 batch," in str(loader.stats())
+    assert counted(1200, "batch", "batches") == "1,200 batches" and counted(0, "row") == "0 rows"
+
+
 def test_a_mix_is_shown_whatever_its_datasets_are(ds, other):
     unlike = forebay.mix([ds, other.rename({"text": "t"})])
     assert unlike._repr_html_() == html.escape(repr(unlike))
@@ -726,7 +748,7 @@ def test_a_state_of_another_composition_is_refused_by_name(ds, other):
         (ds.skip(1).shard(2, 0), "shard 0 of 2, and here is rows 1:103"),
         (ds, "shard 0 of 2, and here is nothing more"),
         (other.shard(2, 0), r"a/\*\.parquet version .* and here is tables/b"),
-        (forebay.mix([ds.shard(2, 0), other]), "1 datasets, and here are 2"),
+        (forebay.mix([ds.shard(2, 0), other]), "1 dataset, and here are 2"),
     ):
         with pytest.raises(forebay.InvalidRequest, match=says) as e:
             loader(wrong).load_state_dict(state)

@@ -924,7 +924,7 @@ def test_what_makes_no_packs_is_refused_before_work_begins(ds, pair):
         with pytest.raises(InvalidRequest, match="lengths are given as"):
             loader = ds.loader(pack=forebay.Pack(8, lengths=wrong), batch_size=1)
             next(iter(loader))
-    with pytest.raises(InvalidRequest, match="lengths of 1 datasets are given, and the mix has 2"):
+    with pytest.raises(InvalidRequest, match="lengths of 1 dataset are given, and the mix has 2"):
         list(two)
     for uneven in ("drop", "pad"):
         none = ds.loader(

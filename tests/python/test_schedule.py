@@ -145,7 +145,7 @@ def test_a_state_belongs_to_its_schedule(pair):
         ([(1, [1, 1])], "row 1 of the schedule comes first"),
         ([(0, [1, 1]), (5, [1, 2]), (5, [2, 1])], "row 5 of the schedule comes after row 5"),
         ([(0, [1, 1]), (5, [1, 2]), (3, [2, 1])], "row 3 of the schedule comes after row 5"),
-        ([(0, [1, 1]), (5, [1])], "1 weights from row 5 on, and 2"),
+        ([(0, [1, 1]), (5, [1])], "1 weight from row 5 on, and 2"),
         ([(0, [1, -1])], "weights from row 0 on"),
         ([(0, [0, 0])], "weights from row 0 on"),
         ([(0, [1, float("nan")])], "weights from row 0 on"),

@@ -109,7 +109,7 @@ def test_pictures_and_sounds_are_named_by_kind_and_size(shown):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("image/png, 100 bytes\n") == 2
     assert done.stdout.count("audio/wav, 44 bytes\n") == 2
-    assert re.search(r"^  bin +1 bytes$", done.stdout, re.M)
+    assert re.search(r"^  bin +1 byte$", done.stdout, re.M)
 
 
 def test_as_json_it_is_what_the_library_says(shown):
@@ -282,7 +282,7 @@ def test_members_of_tars_are_shown_as_what_webdataset_takes_them_for(shown):
     done = show(shown, "bk/samples.tar")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.partition("row 0")[2].splitlines()]
-    for line in ("cls 7", "index 5 bytes", "txt a café <b>", "old.txt 1 bytes", 'json {"a": 1}'):
+    for line in ("cls 7", "index 5 bytes", "txt a café <b>", "old.txt 1 byte", 'json {"a": 1}'):
         assert line in lines, done.stdout
     (row,) = json.loads(show(shown, "bk/samples.tar", "--json").stdout)["first"]
     assert row["cls"] == 7 and row["txt"] == "a café <b>"
