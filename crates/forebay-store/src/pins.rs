@@ -637,10 +637,7 @@ impl Inner {
         });
         synced.map_err(|e| {
             segment.sync_failed.store(true, Relaxed);
-            let error = dir.write_failed(e, self.now());
-            // It may have had a tombstone. The next run does not know: its syncs succeed.
-            self.distrust(dir, &error);
-            error
+            dir.write_failed(e, self.now())
         })
     }
 
