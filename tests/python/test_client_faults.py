@@ -187,7 +187,9 @@ def test_each_kind_has_its_exception(node, status, code, error):
     with pytest.raises(error, match="what happened") as caught:
         forebay.Client(node.url).batch(NAMES[:1])
     assert type(caught.value) is error
-    assert (caught.value.status, caught.value.hint) == (status, "what to do")
+    assert caught.value.status == status
+    # The client may add to it.
+    assert caught.value.hint.startswith("what to do")
 
 
 def test_an_object_that_breaks_off_is_an_error(node):
