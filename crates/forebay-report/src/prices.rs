@@ -201,7 +201,7 @@ impl Table {
             }
             let names: Vec<&str> = known.iter().map(String::as_str).collect();
             Error::invalid(format!(
-                "{}: there are no prices of {place:?}{}",
+                "{} has no prices for {place:?}{}",
                 self.file,
                 meant(place, &names)
             ))

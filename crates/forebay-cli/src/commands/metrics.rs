@@ -95,7 +95,7 @@ pub async fn fetch(admin: &Client) -> Outcome<Vec<u8>> {
     Ok(answer.collect(PAGE_MAX_BYTES).await?.into())
 }
 
-/// Why there is no page at this address.
+/// Explains why this address gave no metrics.
 fn not_fetched(failure: forebay_client::Failure, what: &str) -> Failure {
     use ErrorKind::{BucketNotFound, NotFound, PermissionDenied, Unauthenticated};
     use forebay_client::Failure::{Refused, Unreachable};

@@ -1,6 +1,7 @@
 //! Multipart uploads to a directory: parts are files in `.forebay/uploads/<id>/`, joined into one
-//! on completion. Only what they are joined into is synced, and then that the upload is no more: a loss
-//! of power may take parts, or the upload, and then the completion says so.
+//! on completion. The completion syncs the object that they make, and then the removal of the upload.
+//! Nothing is synced before: a loss of power may take parts, or the whole upload, and then the
+//! completion is refused.
 
 use super::{RESERVED, Root, Unfinished, meta_of, read_small};
 use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
