@@ -142,6 +142,22 @@ def test_pins_follow_the_map_as_nodes_join_drain_and_die(cluster, bucket):
     assert pins(cluster) == {"a": 0, "d": 0}
 
 
+def test_a_pin_of_what_nobody_holds_is_let_go_once_its_new_owner_has_it(cluster, bucket):
+    cluster.start_all("a")
+    code, report = ask(cluster.nodes["a"], "pin", f"{BUCKET}/o")
+    assert (code, report["changed"]) == (0, len(bucket)), report
+    cluster.start("b")
+    cluster.agree(2)
+    deadline = time.monotonic() + 120
+    while not settled(cluster, bucket):
+        # The nodes are asked one after the other, so a pin may pass between two answers, once.
+        missing = set(bucket) - set(listed(cluster.nodes["a"]))
+        missing -= set(listed(cluster.nodes["a"])) if missing else set()
+        assert not missing
+        assert time.monotonic() < deadline, pins(cluster)
+    assert min(pins(cluster).values()) > 0
+
+
 def test_who_was_away_when_it_was_said_catches_up(cluster, bucket):
     cluster.start_all("abc")
     few, others = f"{BUCKET}/o00", f"{BUCKET}/o01"

@@ -121,14 +121,18 @@ impl Engine {
     }
 
     /// For each of these objects whether this node keeps what another one has: it has pinned it, and
-    /// has the same chunks of the same version, or knows a version that was current later.
+    /// has the same chunks of the same version, or knows a version that was current later. Where
+    /// the other one has no chunks, the pin is enough.
     ///
     /// # Errors
     /// `Unsupported` if there is no cache.
     pub async fn keeps_what_is_held(&self, held: Vec<(ObjectName, Holding)>) -> Result<Vec<bool>> {
         let store = self.cache()?.clone();
         let keeps = move |(name, held): (ObjectName, Holding)| {
-            let Some(mine) = Holding::of(&store, &name).filter(|_| store.is_pinned(&name)) else {
+            if held.chunks.is_empty() || !store.is_pinned(&name) {
+                return store.is_pinned(&name);
+            }
+            let Some(mine) = Holding::of(&store, &name) else {
                 return false;
             };
             if mine.version != held.version {

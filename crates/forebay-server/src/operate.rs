@@ -122,6 +122,20 @@ pub(crate) struct Held {
     chunks: Vec<(u32, u32)>,
 }
 
+impl Held {
+    /// Of an object of which no bytes are held: all that its keepers have to keep is the pin.
+    fn nothing(name: &ObjectName) -> Self {
+        Self {
+            bucket: name.bucket().to_owned(),
+            key: name.key().to_owned(),
+            version: 0,
+            validated_at_secs: 0,
+            size: 0,
+            chunks: Vec::new(),
+        }
+    }
+}
+
 /// The answer to [`Order::Pinned`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct PinnedPage {
@@ -1383,7 +1397,8 @@ async fn let_go(app: &Arc<App>, cluster: &Arc<Cluster>, register: &Arc<Register>
     Ok(left)
 }
 
-/// Which of these objects others are to keep, and do not keep all that is held here.
+/// Which of these objects others are to keep, and have not pinned, or do not keep all that is held
+/// here.
 async fn kept_elsewhere(
     app: &Arc<App>,
     cluster: &Arc<Cluster>,
@@ -1395,6 +1410,14 @@ async fn kept_elsewhere(
     let mut asks: BTreeMap<u64, Vec<(ObjectName, Held)>> = BTreeMap::new();
     for ((name, said), held) in objects.iter().zip(held) {
         let Some(held) = held.as_ref().filter(|held| !held.chunks.is_empty()) else {
+            let keepers = keepers(cluster, name, said.size, said.copies);
+            if keepers.is_empty() {
+                stays.insert(name.clone());
+            }
+            for node in keepers {
+                let asked = Held::nothing(name);
+                asks.entry(node).or_default().push((name.clone(), asked));
+            }
             continue;
         };
         let mut by_node: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use forebay_core::{Attributes, ManualClock, MemoryBudget, ObjectMeta, ObjectName};
-use forebay_engine::{Engine, EngineConfig, FixedBuckets, TakenOver, Wait};
+use forebay_engine::{CacheChange, Engine, EngineConfig, FixedBuckets, Holding, TakenOver, Wait};
 use forebay_store::{DirConfig, Held, HeldAs, Store, StoreConfig};
 use std::{sync::Arc, time::Duration};
 
@@ -103,4 +103,34 @@ async fn nothing_goes_for_it_unless_it_may() {
         .unwrap();
     assert!(!taken.is_full);
     assert!(store.peek(&many[39].name).is_some() && store.peek(&many[0].name).is_none());
+}
+
+#[tokio::test]
+async fn what_another_node_has_is_kept_where_it_is_pinned_and_as_new() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = engine(dir.path());
+    let name = |key: &str| ObjectName::new("data", key).unwrap();
+    let keeps = async |key: &str, held: Holding| {
+        let kept = engine.keeps_what_is_held(vec![(name(key), held)]).await;
+        kept.unwrap()[0]
+    };
+    let here = vec![head("a", "1", 10, 900)];
+    let version = here[0].version;
+    engine.take_over(here, false, |_| false).await.unwrap();
+    let held = |chunks| Holding {
+        version,
+        validated_at_secs: 900,
+        size: 10,
+        chunks,
+    };
+    let whole = || held(std::iter::once(0..1).collect());
+    let nothing = || held(Vec::new());
+    assert!(!keeps("a", whole()).await && !keeps("a", nothing()).await);
+    assert!(!keeps("gone", nothing()).await);
+    let pinned = vec![name("a"), name("gone")];
+    let pin = engine.change_cache(CacheChange::Pin, pinned, false);
+    pin.await.unwrap();
+    // Who holds no bytes gives away its pin alone, also of what is nowhere yet.
+    assert!(keeps("a", whole()).await && keeps("a", nothing()).await);
+    assert!(keeps("gone", nothing()).await && !keeps("gone", whole()).await);
 }
