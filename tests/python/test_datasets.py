@@ -326,6 +326,11 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
         unsigned[3]
     inferred = client.open(f"scratch/{scratch}/c/", url=node.url)
     assert inferred.schema["u"] == "Json" and inferred[1]["u"] == str(2**64 - 1)
+    put("e/a.jsonl", b'{"u": 1}\n{"u": 0}\n')
+    put("e/b.jsonl", b'{"u": 2}\n{"u": 18446744073709551615}\n')
+    natural = client.open(f"scratch/{scratch}/e/", url=node.url)
+    assert natural.schema["u"] == "UInt64"
+    assert [r["u"] for r in natural] == [1, 0, 2, 2**64 - 1]
     put("d/d.jsonl", b'{"o": {"c": 1, "n": 2}}\n{"o": {"c": "x"}}\n')
     nested = client.open(f"scratch/{scratch}/d/", url=node.url)
     again = client.open(f"scratch/{scratch}/d/", schema=nested.schema, url=node.url)

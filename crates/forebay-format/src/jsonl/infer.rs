@@ -1,8 +1,9 @@
 //! Which columns lines have: names and types, determined from every line of a file.
 //!
 //! The lines are objects; their fields are the columns, in the order in which they first appear.
-//! What a line lacks is null. Integers mixed with other numbers are floats. Values without a common
-//! type, objects with too many names, and integers beyond those of `i64` stay JSON: a column of text
+//! What a line lacks is null. Integers mixed with other numbers are floats. Integers beyond those
+//! of `i64` are unsigned, if those of `u64` hold all numbers of the column. Values without a common
+//! type, objects with too many names, and integers beyond those stay JSON: a column of text
 //! ([`Kind::Json`]), which holds any of them as written in the line.
 
 use super::scan::{Bad, Scanner, Token};
@@ -17,6 +18,10 @@ const TYPED_DEPTH_MAX: usize = 16;
 /// JSON.
 const OBJECT_FIELDS_MAX: usize = 256;
 
+/// In the metadata of a file's column of integers: none is below 0, so the column of another file
+/// may make them unsigned.
+const NATURAL: &str = "forebay:natural";
+
 /// What the values of a column are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum Kind {
@@ -24,7 +29,11 @@ pub(super) enum Kind {
     #[default]
     Null,
     Bool,
+    /// Integers of `i64`, none below 0.
+    Natural,
     Integer,
+    /// Integers of `u64`, some beyond those of `i64`.
+    Unsigned,
     Float,
     Text,
     Json,
@@ -112,7 +121,18 @@ impl Columns {
             .collect()
     }
 
-    /// The columns that [`Columns::fields`] returned.
+    /// The same, with what [`Columns::common`] has to know of a file's columns besides.
+    pub fn noted(&self) -> Fields {
+        self.fields
+            .iter()
+            .map(|(name, kind)| match kind {
+                Kind::Natural => kind.field(name).with_metadata([(NATURAL, "")]),
+                kind => kind.field(name),
+            })
+            .collect()
+    }
+
+    /// The columns that [`Columns::fields`] or [`Columns::noted`] returned.
     pub fn of(fields: &Fields) -> Self {
         let mut columns = Self::default();
         for field in fields {
@@ -150,8 +170,7 @@ impl Kind {
             }
             Token::Number => match scanner.number()? {
                 (_, false) => Kind::Float,
-                (digits, true) if digits.parse::<i64>().is_ok() => Kind::Integer,
-                _ => Kind::Json,
+                (digits, true) => Kind::of_integer(digits),
             },
             Token::Array | Token::Object if depth > TYPED_DEPTH_MAX => {
                 scanner.skip()?;
@@ -186,12 +205,24 @@ impl Kind {
         Ok(())
     }
 
+    fn of_integer(digits: &str) -> Self {
+        match digits.parse::<i64>() {
+            Ok(0..) => Kind::Natural,
+            Ok(_) => Kind::Integer,
+            Err(_) if digits.parse::<u64>().is_ok() => Kind::Unsigned,
+            Err(_) => Kind::Json,
+        }
+    }
+
+    /// In whichever order kinds are merged, the result is the same.
     fn merge(&mut self, other: Kind) {
         match (&mut *self, other) {
             (_, Kind::Null) => {}
             (Kind::Null, other) => *self = other,
-            (Kind::Integer, Kind::Float) => *self = Kind::Float,
-            (Kind::Float, Kind::Integer) => {}
+            (Kind::Natural, other @ (Kind::Integer | Kind::Unsigned)) => *self = other,
+            (Kind::Integer | Kind::Unsigned, Kind::Natural) => {}
+            (Kind::Natural | Kind::Integer, Kind::Float) => *self = Kind::Float,
+            (Kind::Float, Kind::Natural | Kind::Integer) => {}
             (Kind::List(a), Kind::List(b)) => a.merge(*b),
             (Kind::Object(a), Kind::Object(b)) => {
                 a.merge(b);
@@ -224,7 +255,8 @@ impl Kind {
         match self {
             Kind::Null => of(DataType::Null),
             Kind::Bool => of(DataType::Boolean),
-            Kind::Integer => of(DataType::Int64),
+            Kind::Natural | Kind::Integer => of(DataType::Int64),
+            Kind::Unsigned => of(DataType::UInt64),
             Kind::Float => of(DataType::Float64),
             Kind::Text => of(DataType::Utf8),
             Kind::List(items) => of(DataType::List(Arc::new(items.field("item")))),
@@ -237,12 +269,63 @@ impl Kind {
         match field.data_type() {
             DataType::Null => Kind::Null,
             DataType::Boolean => Kind::Bool,
+            DataType::Int64 if field.metadata().contains_key(NATURAL) => Kind::Natural,
             DataType::Int64 => Kind::Integer,
+            DataType::UInt64 => Kind::Unsigned,
             DataType::Float64 => Kind::Float,
             DataType::Utf8 if !is_json(field) => Kind::Text,
             DataType::List(item) => Kind::List(Box::new(Kind::of(item))),
             DataType::Struct(fields) => Kind::Object(Columns::of(fields)),
             _ => Kind::Json,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The type of the column `a` of files of these numbers.
+    fn common(files: &[&[&str]]) -> Field {
+        let schemas = files.iter().map(|numbers| {
+            let mut columns = Columns::default();
+            for number in *numbers {
+                let line = format!("{{\"a\": {number}}}");
+                columns.learn(line.as_bytes()).unwrap();
+            }
+            Schema::new(columns.noted())
+        });
+        let schemas: Vec<_> = schemas.collect();
+        Columns::common(schemas.iter()).fields()[0].as_ref().clone()
+    }
+
+    #[test]
+    fn integers_have_a_type_that_holds_all_of_them() {
+        let (large, larger) = ("9223372036854775808", "18446744073709551615");
+        let plain = |ty| Field::new("a", ty, true);
+        let json = || json_field(plain(DataType::Utf8));
+        for (numbers, expected) in [
+            (
+                &["0", "-0", "9223372036854775807"][..],
+                plain(DataType::Int64),
+            ),
+            (&["1", "-1"], plain(DataType::Int64)),
+            (&["1", large, "null", larger], plain(DataType::UInt64)),
+            (&["1", "-1", large], json()),
+            (&["1", "1.5"], plain(DataType::Float64)),
+            (&["-1", "1.5"], plain(DataType::Float64)),
+            (&["1.5", "1", large], json()),
+            (&["1", "18446744073709551616"], json()),
+            (&["1", "-9223372036854775809"], json()),
+        ] {
+            let reversed: Vec<_> = numbers.iter().rev().copied().collect();
+            assert_eq!(common(&[numbers]), expected, "{numbers:?}");
+            assert_eq!(common(&[&reversed[..]]), expected, "{reversed:?}");
+            // Each of them in a file of its own.
+            let alone: Vec<&[&str]> = numbers.chunks(1).collect();
+            assert_eq!(common(&alone), expected, "{alone:?}");
+            let alone: Vec<&[&str]> = reversed.chunks(1).collect();
+            assert_eq!(common(&alone), expected, "{alone:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     lines::{Grammar, find_newline},
     tabular::{Format, IndexOptions},
 };
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use columns::not_json;
 use forebay_core::{Error, Result, limits};
 use infer::Columns;
@@ -44,7 +44,8 @@ pub(crate) fn is_line(field: &Field) -> bool {
 /// common type JSON. Files without a field have only their lines.
 pub fn common_schema<'a>(schemas: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
     let with_fields = schemas.filter(|schema| !schema.fields().iter().any(|f| is_line(f)));
-    schema_of(&Columns::common(with_fields.map(Arc::as_ref)))
+    let common = Columns::common(with_fields.map(Arc::as_ref));
+    schema_of(&common, Columns::fields)
 }
 
 /// Whether JSON can be read as these columns.
@@ -55,11 +56,11 @@ pub fn check_columns(schema: &SchemaRef) -> Result<()> {
     Builder::new(schema.clone()).map(drop)
 }
 
-fn schema_of(columns: &Columns) -> SchemaRef {
+fn schema_of(columns: &Columns, fields: fn(&Columns) -> Fields) -> SchemaRef {
     Arc::new(if columns.is_empty() {
         Schema::new(vec![line_field()])
     } else {
-        Schema::new(columns.fields())
+        Schema::new(fields(columns))
     })
 }
 
@@ -152,7 +153,7 @@ impl Grammar for Lines {
             (None, Some(named)) => named.clone(),
             (columns, _) => options
                 .schemas
-                .share(schema_of(&columns.unwrap_or_default())),
+                .share(schema_of(&columns.unwrap_or_default(), Columns::noted)),
         })
     }
 }
