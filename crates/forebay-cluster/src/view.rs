@@ -1278,6 +1278,13 @@ mod tests {
         let remembered = (0..SLOTS as u32).filter(remembered).count() as u64;
         assert!(second.had_before.is_some());
         assert_eq!(second.losing().values().sum::<u64>(), remembered);
+        // One that starts again reads the map before its drain, and the newest ones.
+        let (now, history) = (cluster.now, &cluster.history);
+        let mut again = View::new(1, history[0].0.clone());
+        for (placed, since) in &history[history.len() - 4..] {
+            again.advance(placed.clone(), now, now - *since).unwrap();
+        }
+        assert_eq!(again.losing().values().sum::<u64>(), lost);
     }
 
     /// A pull that ends late is of a time before others owned the slot.

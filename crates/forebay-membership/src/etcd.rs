@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! /forebay/NAME/map           the map, changed by compare-and-swap on its revision
-//! /forebay/NAME/before/EPOCH  the maps before it: new nodes learn who owned what
+//! /forebay/NAME/before/EPOCH  the maps before it: new nodes learn who owned what, and nodes that
+//!                             drain what they had
 //! /forebay/NAME/nodes/ID      a node that is there, under its lease
 //! /forebay/NAME/ended/ID-BOOT a node whose lease another one has ended, for a while
 //! ```
@@ -13,14 +14,14 @@
 
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use forebay_cluster::{Map, Member, Run, Term};
+use forebay_cluster::{HAND_OVER_MAX, Map, Member, MemberState, Run, Term};
 use forebay_core::{Error, Result, name::shorten, sync::Mutex};
 use forebay_peer::Leases;
 use futures::StreamExt;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -32,6 +33,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// So many maps before the newest are kept.
 const BEFORE_MAX: usize = 3;
+/// So many older ones are kept besides, for nodes that drain.
+const DRAINING_MAX: usize = 3;
 /// The longest answer: 4096 members, in the maps and as nodes.
 const ANSWER_MAX_BYTES: usize = 32 << 20;
 /// etcd's code for a token that it does not know (any more): gRPC's UNAUTHENTICATED.
@@ -272,11 +275,9 @@ impl Etcd {
                 .map_err(|e| Error::internal(format!("a map as JSON: {e}")))?;
             let key = encoded(self.before_key(is.epoch));
             done.push(json!({"request_put": {"key": key, "value": encoded(value)}}));
-            // The oldest of those that stay beside it.
-            let oldest = found.before.iter().rev().nth(BEFORE_MAX - 2);
-            if let Some(oldest) = oldest.filter(|b| b.map.epoch < is.epoch) {
-                let end = encoded(self.before_key(oldest.map.epoch));
-                let key = encoded(self.before_key(0));
+            for epochs in forgotten(&found.before, is, map, now_secs()) {
+                let end = encoded(self.before_key(epochs.end));
+                let key = encoded(self.before_key(epochs.start));
                 done.push(json!({"request_delete_range": {"key": key, "range_end": end}}));
             }
         }
@@ -594,6 +595,44 @@ impl Leases for Etcd {
     }
 }
 
+/// The epochs of maps that are not kept any more when `next` takes the place of `is`. Of each node
+/// that drains, the last map in which it did not is kept for as long as it may owe what it had then:
+/// it may start again.
+fn forgotten(before: &[Before], is: &Map, next: &Map, now_secs: u64) -> Vec<std::ops::Range<u64>> {
+    // The oldest of those that stay beside `is`.
+    let oldest = before.iter().rev().nth(BEFORE_MAX - 2);
+    let Some(oldest) = oldest.filter(|b| b.map.epoch < is.epoch) else {
+        return Vec::new();
+    };
+    let active = |map: &Map, id: u64| {
+        let mut members = map.members.iter();
+        members.any(|m| m.id == id && m.state == MemberState::Active)
+    };
+    let drains = next
+        .members
+        .iter()
+        .filter(|m| m.state == MemberState::Draining && !active(is, m.id));
+    let owing = drains.filter_map(|m| before.iter().rev().find(|b| active(&b.map, m.id)));
+    let owing = owing.filter(|b| now_secs.saturating_sub(b.until_secs) < HAND_OVER_MAX.as_secs());
+    let kept: BTreeSet<u64> = owing
+        .map(|b| b.map.epoch)
+        .filter(|epoch| *epoch < oldest.map.epoch)
+        .collect();
+    let mut from = 0;
+    let mut forgotten = Vec::new();
+    for epoch in kept
+        .into_iter()
+        .take(DRAINING_MAX)
+        .chain([oldest.map.epoch])
+    {
+        if from < epoch {
+            forgotten.push(from..epoch);
+        }
+        from = epoch + 1;
+    }
+    forgotten
+}
+
 /// Seconds since the Unix epoch.
 pub fn now_secs() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -692,4 +731,78 @@ struct Token {
 struct Failed {
     message: String,
     code: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_000_000;
+
+    fn map(epoch: u64, draining: &[u64]) -> Map {
+        let member = |id: u64| Member {
+            id,
+            name: String::new(),
+            address: String::new(),
+            url: String::new(),
+            zone: String::new(),
+            weight: 1 << 40,
+            state: match draining.contains(&id) {
+                true => MemberState::Draining,
+                false => MemberState::Active,
+            },
+        };
+        let map = Map::new("test", 7, (1..=4).map(member).collect()).unwrap();
+        Map { epoch, ..map }
+    }
+
+    fn forgotten_of(before: &[Before], is: &Map, next: &Map) -> Vec<(u64, u64)> {
+        let ranges = forgotten(before, is, next, NOW).into_iter();
+        ranges.map(|epochs| (epochs.start, epochs.end)).collect()
+    }
+
+    #[test]
+    fn the_map_in_which_a_node_that_drains_had_its_share_outlasts_three_more() {
+        let before = |maps: &[(u64, &[u64])]| -> Vec<Before> {
+            let maps = maps.iter().map(|(epoch, draining)| Before {
+                until_secs: NOW - 60,
+                map: map(*epoch, draining),
+            });
+            maps.collect()
+        };
+        let none: &[u64] = &[];
+        let all = |draining: &[u64]| {
+            forgotten_of(
+                &before(&[(3, none), (5, &[1]), (6, &[1])]),
+                &map(7, draining),
+                &map(8, draining),
+            )
+        };
+        // Three stay: 5, 6 and 7. Of the node 1, also the one before it drained.
+        assert_eq!(all(none), [(0, 5)]);
+        assert_eq!(all(&[1]), [(0, 3), (4, 5)]);
+        // The node 2 has just begun to drain: the map that is replaced tells of it.
+        let now = forgotten_of(
+            &before(&[(5, none), (6, none)]),
+            &map(7, none),
+            &map(8, &[2]),
+        );
+        assert_eq!(now, [(0, 5)]);
+        let few = before(&[(6, none)]);
+        assert!(forgotten_of(&few, &map(7, none), &map(8, none)).is_empty());
+        // After a day nothing is owed.
+        let mut late = before(&[(3, none), (5, &[1]), (6, &[1])]);
+        late[0].until_secs = NOW - HAND_OVER_MAX.as_secs();
+        assert_eq!(forgotten_of(&late, &map(7, &[1]), &map(8, &[1])), [(0, 5)]);
+        // Nodes that drain one after the other.
+        let one_by_one = before(&[
+            (1, none),
+            (2, &[1]),
+            (3, &[1, 2]),
+            (4, &[1, 2]),
+            (5, &[1, 2]),
+        ]);
+        let left = forgotten_of(&one_by_one, &map(6, &[1, 2]), &map(7, &[1, 2]));
+        assert_eq!(left, [(0, 1), (3, 4)]);
+    }
 }
