@@ -11,7 +11,11 @@ use arrow_ipc::reader::{RecordBatchDecoder, read_dictionary};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::Arc,
+};
 
 type Dictionaries = HashMap<i64, ArrayRef>;
 
@@ -113,6 +117,7 @@ impl Opener {
         for d in &places.dictionaries {
             opened.dictionary(&get(&d.bytes)?, d)?;
         }
+        opened.memory_bytes = opened.held_bytes();
         Ok(opened)
     }
 }
@@ -175,10 +180,14 @@ impl Opened {
             _ => None,
         });
         check(&data, values.as_ref(), |_| true, body, at)?;
+        let id = batch.id();
+        // What is added comes behind the values that earlier blocks refer to: they may have it too.
+        // Or else each block would have all values of its own.
+        let adds = batch.isDelta();
         if let Some((_, last)) = self
             .dictionaries
             .last()
-            .filter(|(block, _)| *block != place.block)
+            .filter(|(block, _)| *block != place.block && !adds)
         {
             let next = last.clone();
             self.dictionaries.push((place.block, next));
@@ -186,16 +195,31 @@ impl Opened {
         let Some((_, now)) = self.dictionaries.last_mut() else {
             return Err(Error::internal("an Arrow file without dictionaries"));
         };
+        let before = now.get(&id).filter(|_| adds).cloned();
         let buffer = Buffer::from(bytes.slice(place.head as usize..));
         guarded("an Arrow dictionary", || {
             read_dictionary(&buffer, batch, &self.schema, now, &message.version())
                 .map_err(arrow_error)
         })
         .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
-        self.memory_bytes += now
-            .get(&batch.id())
-            .map_or(0, |values| values.get_array_memory_size());
+        if let (Some(before), Some(all)) = (before, now.get(&id).cloned()) {
+            for (_, earlier) in self.dictionaries.iter_mut().rev().skip(1) {
+                match earlier.get_mut(&id) {
+                    Some(values) if Arc::ptr_eq(values, &before) => *values = all.clone(),
+                    _ => break,
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// What the dictionaries hold. Those that did not change are shared.
+    fn held_bytes(&self) -> usize {
+        let mut seen = HashSet::new();
+        let all = self.dictionaries.iter().flat_map(|(_, of)| of.values());
+        all.filter(|values| seen.insert(Arc::as_ptr(values).cast::<u8>()))
+            .map(|values| values.get_array_memory_size())
+            .sum()
     }
 
     pub fn memory_bytes(&self) -> usize {

@@ -109,6 +109,62 @@ fn parquet_rows_are_those_of_the_whole() {
     }
 }
 
+/// Each batch of a stream may add values to a dictionary: they are held once.
+#[test]
+fn a_dictionary_that_grows_with_each_batch_is_held_once() {
+    use arrow_array::{DictionaryArray, Int32Array};
+    use arrow_ipc::writer::{DictionaryHandling, IpcWriteOptions, StreamWriter};
+    const BATCHES: usize = 200;
+    let mut rng = Rng::new();
+    let of_texts = || DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    let fields = ["grows", "changes"].map(|name| Field::new(name, of_texts(), true));
+    let schema = Arc::new(Schema::new(fields.to_vec()));
+    let options = IpcWriteOptions::default().with_dictionary_handling(DictionaryHandling::Delta);
+    let mut w = StreamWriter::try_new_with_options(Vec::new(), &schema, options).unwrap();
+    let text = |i: usize| format!("{i:04000}");
+    let column = |values: Vec<String>, keys: [i32; 2]| -> ArrayRef {
+        let values = Arc::new(StringArray::from_iter_values(values));
+        Arc::new(DictionaryArray::new(
+            Int32Array::from(keys.to_vec()),
+            values,
+        ))
+    };
+    for i in 0..BATCHES {
+        let grows = column((0..=i).map(text).collect(), [0, i as i32]);
+        // Every tenth batch has another dictionary.
+        let changes = column(vec![format!("{}", i / 10)], [0, 0]);
+        let batch = RecordBatch::try_new(schema.clone(), vec![grows, changes]).unwrap();
+        w.write(&batch).unwrap();
+    }
+    let bytes = w.into_inner().unwrap();
+    assert!(bytes.len() < 2 << 20, "only what is new is written");
+    let (mut source, reader) = open(
+        Format::ArrowStream,
+        &bytes,
+        &IndexOptions::default(),
+        &mut rng,
+    )
+    .unwrap();
+    let memory = reader.memory_bytes();
+    assert!(memory < 4 << 20, "{memory}");
+    for block in [0, 1, 9, 10, 99, BATCHES - 1] {
+        let read = source
+            .read(&reader, block, Rows::All, &Projection::All, &mut rng)
+            .unwrap();
+        let texts = |column: usize| -> Vec<String> {
+            let d = read
+                .column(column)
+                .as_dictionary::<arrow_array::types::Int32Type>();
+            let values = d.values().as_string::<i32>();
+            let keys = d.keys().values().iter();
+            keys.map(|&k| values.value(k as usize).to_owned()).collect()
+        };
+        assert_eq!(texts(0), [text(0), text(block)], "batch {block}");
+        let changed = format!("{}", block / 10);
+        assert_eq!(texts(1), [changed.clone(), changed], "batch {block}");
+    }
+}
+
 #[test]
 fn arrow_rows_are_those_of_the_whole() {
     let mut rng = Rng::new();
