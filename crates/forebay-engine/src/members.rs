@@ -52,8 +52,8 @@ const LONE_HEADER_BYTES: u64 = 4096;
 const FULL_LINE_CHUNKS: u32 = 1;
 /// How many archives with repeated names are remembered, so that each is logged once.
 const TOLD_MAX: u64 = 4096;
-/// The least memory that an index which is built in passing takes at a time.
-const PASSING_STEP_BYTES: u64 = 16 << 10;
+/// The least memory that an index which is being built takes at a time.
+const BUILDING_STEP_BYTES: u64 = 16 << 10;
 /// The output of one inflating step.
 const INFLATE_PIECE_BYTES: usize = 256 << 10;
 /// The same without memory of its own, when none is left: a reader holds bytes that others may wait
@@ -479,6 +479,7 @@ impl Engine {
         let tells = kind == ArchiveKind::Tar;
         let by_name = tells && self.repeated_members(name) == Repeated::First;
         let (early, mut firsts) = (&self.inner.early, by_name.then(Firsts::default));
+        let mut building = Building::default();
         while let ScanStep::Need(range) = indexer.step().map_err(|e| e.context(name))? {
             let far = range.start > read_until + SKIP_FROM_BYTES;
             let here =
@@ -547,6 +548,7 @@ impl Engine {
                 }
                 return Err(e.context(name));
             }
+            building.takes(indexer.memory_bytes() as u64, &self.inner.budget);
         }
         // Of a large archive it takes its time.
         let finished = blocking(move || indexer.finish()).await?;
@@ -729,30 +731,24 @@ impl Engine {
             return Ok(());
         };
         let (engine, name, version) = (self.clone(), name.clone(), meta.version());
+        // It is smaller than the index. Whoever asked for the index waits for this, so it waits for
+        // nobody.
+        let memory = self.inner.budget.try_hold(index.memory_bytes() as u64);
         blocking(move || {
+            let _memory = memory;
             let encoded = index.encode();
-            let mut framed = (encoded.len() as u64).to_le_bytes().to_vec();
-            framed.extend_from_slice(&encoded);
-            let kept = (0..)
-                .zip(framed.chunks(CHUNK_BYTES as usize))
-                .try_for_each(|(i, piece)| {
-                    // Readers look for piece 0: it is written last, in a second pass, if there are
-                    // more.
-                    if i == 0 {
-                        Ok(())
-                    } else {
-                        store.put_part(&name, version, Part::Aux(AUX_INDEX, i), piece)
-                    }
-                });
-            let first = &framed[..framed.len().min(CHUNK_BYTES as usize)];
-            engine.note_write(
-                &name,
-                Some(
-                    kept.and_then(|()| {
-                        store.put_part(&name, version, Part::Aux(AUX_INDEX, 0), first)
-                    }),
-                ),
-            );
+            let length = (encoded.len() as u64).to_le_bytes();
+            let begin = encoded.len().min(CHUNK_BYTES as usize - length.len());
+            let (begin, rest) = encoded.split_at(begin);
+            let put = |i: u32, piece: &[u8]| {
+                store.put_part(&name, version, Part::Aux(AUX_INDEX, i), piece)
+            };
+            // Readers look for piece 0: it is written last.
+            let kept = (1..)
+                .zip(rest.chunks(CHUNK_BYTES as usize))
+                .try_for_each(|(i, piece)| put(i, piece))
+                .and_then(|()| put(0, &[&length[..], begin].concat()));
+            engine.note_write(&name, Some(kept));
         })
         .await
     }
@@ -775,7 +771,7 @@ impl Engine {
         }
         let scan = InPassing {
             indexer: Indexer::new(ArchiveKind::Tar, meta.size),
-            memory: Vec::new(),
+            memory: Building::default(),
         };
         let state = (body, Some(scan), self.clone(), name.clone(), meta.clone());
         stream::unfold(state, |(mut body, mut scan, engine, name, meta)| async move {
@@ -826,7 +822,7 @@ impl Engine {
 /// An index that is built from a body which flows by, and the memory that it takes.
 struct InPassing {
     indexer: Indexer,
-    memory: Vec<Reservation>,
+    memory: Building,
 }
 
 impl InPassing {
@@ -834,19 +830,32 @@ impl InPassing {
     /// or the budget has no memory left. The index is then built once a member is asked for. This does
     /// not wait for memory, since the reader of the body holds bytes that others may wait for.
     fn push(&mut self, piece: &[u8], budget: &MemoryBudget) -> bool {
-        if self.indexer.push(piece).is_err() {
-            return false;
-        }
-        let held: u64 = self.memory.iter().map(Reservation::bytes).sum();
-        let lacking = (self.indexer.memory_bytes() as u64).saturating_sub(held);
+        let is_pushed = self.indexer.push(piece).is_ok();
+        is_pushed
+            && self
+                .memory
+                .takes(self.indexer.memory_bytes() as u64, budget)
+    }
+}
+
+/// The memory of an index that is being built. Nobody waits for it: others wait for the index, and
+/// may hold some. What the budget does not have is not counted.
+#[derive(Debug, Default)]
+pub(crate) struct Building(Vec<Reservation>);
+
+impl Building {
+    /// Takes what is lacking of so much. Whether the budget had it.
+    pub(crate) fn takes(&mut self, bytes: u64, budget: &MemoryBudget) -> bool {
+        let held: u64 = self.0.iter().map(Reservation::bytes).sum();
+        let lacking = bytes.saturating_sub(held);
         if lacking == 0 {
             return true;
         }
         // In steps that grow with it, or there would be a great many.
-        let more = lacking.max(held / 4).max(PASSING_STEP_BYTES);
+        let more = lacking.max(held / 4).max(BUILDING_STEP_BYTES);
         let granted = budget.try_hold(more);
         let is_granted = granted.is_ok();
-        self.memory.extend(granted);
+        self.0.extend(granted);
         is_granted
     }
 }
@@ -952,4 +961,27 @@ fn decoded(
         }
     })
     .boxed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_that_is_built_takes_the_memory_that_there_is() {
+        let budget = MemoryBudget::new(1 << 20);
+        let mut building = Building::default();
+        for bytes in (0..=200_000).step_by(1000) {
+            assert!(building.takes(bytes, &budget));
+            assert!(budget.used_bytes() >= bytes);
+        }
+        assert!(building.0.len() < 20, "in steps that grow");
+        let used = budget.used_bytes();
+        assert!(used < 300_000, "{used}");
+        // Half of the budget may be held: what is missing is not waited for.
+        assert!(!building.takes(1 << 20, &budget));
+        assert_eq!(budget.used_bytes(), used);
+        drop(building);
+        assert_eq!(budget.used_bytes(), 0);
+    }
 }

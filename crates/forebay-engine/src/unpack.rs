@@ -15,8 +15,12 @@
 //! it.
 
 use crate::{
-    Engine, Joined, Read, bytesio::blocking, fill::chunks_of, members::AUX_UNPACKED,
-    resolve::Resolved, stats::add,
+    Engine, Joined, Read,
+    bytesio::blocking,
+    fill::chunks_of,
+    members::{AUX_UNPACKED, Building},
+    resolve::Resolved,
+    stats::add,
 };
 use bytes::{Buf, Bytes};
 use forebay_core::{
@@ -73,6 +77,8 @@ struct Pass {
     meta: Arc<ObjectMeta>,
     decompressor: Option<Decompressor>,
     scanner: Option<TarScanner>,
+    /// Of what the scanner found.
+    building: Building,
     /// The chunk that is being filled.
     chunk: Vec<u8>,
     index: u32,
@@ -474,6 +480,7 @@ impl Pass {
             meta: meta.clone(),
             decompressor: Some(decompressor),
             scanner: purpose.scanner,
+            building: Building::default(),
             chunk: Vec::new(),
             index: 0,
             at: 0,
@@ -511,6 +518,8 @@ impl Pass {
     fn take(&mut self, mut piece: &[u8]) -> Result<()> {
         if let Some(scanner) = &mut self.scanner {
             scanner.push(piece)?;
+            let bytes = scanner.memory_bytes() as u64;
+            self.building.takes(bytes, &self.engine.inner.budget);
         }
         let wanted = &self.capture;
         let (start, end) = (self.at, self.at + piece.len() as u64);
