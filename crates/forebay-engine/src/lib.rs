@@ -62,7 +62,8 @@ pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_format::Repeated;
 pub use forebay_origin::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, ListEntry, ListPage, ListRequest,
-    Origin, PutCondition, PutRequest, PutResponse, S3Place, Trailer, UploadedPart,
+    ListedPart, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, Trailer,
+    UploadedPart,
 };
 pub use forebay_store::Wait;
 pub use forward::Changes;

@@ -17,7 +17,9 @@ use forebay_core::{
     Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Reservation, Result, limits, request,
     sync::Mutex,
 };
-use forebay_origin::{ByteStream, Origin, PutCondition, PutRequest, PutResponse, UploadedPart};
+use forebay_origin::{
+    ByteStream, Origin, PartsPage, PutCondition, PutRequest, PutResponse, UploadedPart,
+};
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use hashbrown::HashMap;
 use std::{
@@ -425,6 +427,22 @@ impl Engine {
             .await?;
         add(&self.stats().bytes_written, written.load(Relaxed));
         Ok(part)
+    }
+
+    /// The parts that the origin has of a multipart upload, through whichever node they came: at most
+    /// `max` of them, those after number `after`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such upload (any more), `Unsupported` if the origin lists none.
+    pub async fn list_parts(
+        &self,
+        name: &ObjectName,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let origin = self.inner.buckets.origin(name.bucket()).await?;
+        origin.list_parts(name.key(), upload, after, max).await
     }
 
     /// Makes the object from `parts`, as [`Engine::upload_part`] returned them, and forgets what

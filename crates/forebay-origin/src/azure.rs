@@ -6,8 +6,8 @@
 //! upload; its blocks expire at the service after a week.
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, Origin, OriginConfig,
-    PutCondition, PutRequest, PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListEntry, ListPage, ListRequest, ListedPart, Origin,
+    OriginConfig, PartsPage, PutCondition, PutRequest, PutResponse, UploadedPart,
     body::{self, exact},
     credentials,
     failure::{self, Site},
@@ -33,7 +33,10 @@ use object_store::{
     client::{HttpRequest, HttpRequestBody},
 };
 use serde::{Deserialize, Serialize};
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    time::Duration,
+};
 use url::Url;
 
 const BUFFERED_BODY_MAX_BYTES: u64 = 8 << 20;
@@ -300,6 +303,13 @@ impl AzureOrigin {
 /// What the ids of all blocks begin with that were uploaded as this part.
 fn block_begin(upload: u64, number: u32) -> String {
     format!("{upload:016x}-{number:05}-")
+}
+
+/// The part that a block is, if it is one of this upload.
+fn number_of_block(upload: u64, block: &str) -> Option<u32> {
+    let id = String::from_utf8(STANDARD.decode(block).ok()?).ok()?;
+    let rest = id.strip_prefix(&format!("{upload:016x}-"))?;
+    rest.split_once('-')?.0.parse().ok()
 }
 
 fn condition_headers(condition: &PutCondition, h: &mut HeaderMap) -> Result<()> {
@@ -600,6 +610,61 @@ impl Origin for AzureOrigin {
             etag: format!("\"{block}\""),
             size: Some(size),
         })
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let Upload { id, .. } = self.upload(upload)?;
+        let site = self.site("list the parts of an upload of", key);
+        let query = [("comp", "blocklist"), ("blocklisttype", "all")];
+        let sent = self.send(site, Method::GET, &query, HeaderMap::new(), Payload::Empty);
+        let answer = match sent.await {
+            Ok(answer) => answer,
+            // There is no blob, not even one of uncommitted blocks.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(PartsPage::default()),
+            Err(e) => return Err(e),
+        };
+        let text = self
+            .transport
+            .text(site, answer, DOCUMENT_MAX_BYTES)
+            .await?;
+        let blocks = xml::parse_blocks(text.trim_start_matches('\u{feff}'))
+            .map_err(|e| e.context(format_args!("list parts at {}", self.description)))?;
+        let is_own = |block: &String| number_of_block(id, block).is_some();
+        if blocks.committed.iter().any(is_own) {
+            return Err(Error::not_found("the upload does not exist").hint("it was completed"));
+        }
+        // If a part was sent more than once, nobody here can tell which block was the last: it is as
+        // if it were not there, and may be sent again.
+        let mut found: BTreeMap<u32, Option<ListedPart>> = BTreeMap::new();
+        for (block, size) in blocks.uncommitted {
+            let Some(number) = number_of_block(id, &block) else {
+                continue;
+            };
+            let part = ListedPart {
+                part: UploadedPart {
+                    number,
+                    etag: format!("\"{block}\""),
+                    size: Some(size),
+                },
+                last_modified_ms: 0,
+            };
+            match found.entry(number) {
+                Entry::Vacant(place) => {
+                    place.insert(Some(part));
+                }
+                Entry::Occupied(mut place) => {
+                    place.insert(None);
+                }
+            }
+        }
+        let parts = found.into_values().flatten().collect();
+        Ok(PartsPage::of(parts, after, max))
     }
 
     async fn complete_upload(

@@ -3,7 +3,8 @@
 
 use crate::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, failure,
+    ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    failure,
 };
 use async_trait::async_trait;
 use forebay_core::{
@@ -61,6 +62,8 @@ pub enum Operation {
     CreateUpload,
     /// [`Origin::upload_part`].
     UploadPart,
+    /// [`Origin::list_parts`]: one page.
+    ListParts,
     /// [`Origin::complete_upload`].
     CompleteUpload,
     /// [`Origin::abort_upload`].
@@ -74,7 +77,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    pub(crate) const ALL: [Operation; 13] = [
+    pub(crate) const ALL: [Operation; 14] = [
         Operation::Head,
         Operation::Get,
         Operation::List,
@@ -83,6 +86,7 @@ impl Operation {
         Operation::Copy,
         Operation::CreateUpload,
         Operation::UploadPart,
+        Operation::ListParts,
         Operation::CompleteUpload,
         Operation::AbortUpload,
         Operation::Forward,
@@ -121,6 +125,7 @@ impl Operation {
             Operation::Copy => "copy",
             Operation::CreateUpload => "create_upload",
             Operation::UploadPart => "upload_part",
+            Operation::ListParts => "list_parts",
             Operation::CompleteUpload => "complete_upload",
             Operation::AbortUpload => "abort_upload",
             Operation::Forward => "forward",
@@ -468,6 +473,17 @@ impl Origin for Counted {
             .inner
             .upload_part(key, upload, number, size, self.outgoing(body));
         Ok(self.count(Operation::UploadPart, request).await?.0)
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let listed = self.inner.list_parts(key, upload, after, max);
+        Ok(self.count(Operation::ListParts, listed).await?.0)
     }
 
     async fn complete_upload(

@@ -18,8 +18,8 @@
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, counted::Counters,
-    limited::Limiter, retry::is_of_transport,
+    Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    counted::Counters, limited::Limiter, retry::is_of_transport,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
@@ -281,6 +281,16 @@ impl Origin for Hedged {
         self.inner
             .upload_part(key, upload, number, size, body)
             .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        self.inner.list_parts(key, upload, after, max).await
     }
 
     async fn complete_upload(

@@ -7,7 +7,7 @@
 
 use crate::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
     counted::Counters,
 };
 use async_trait::async_trait;
@@ -260,6 +260,17 @@ impl Origin for Limited {
         self.inner
             .upload_part(key, upload, number, size, self.limiter.paced(body, None))
             .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let _place = self.limiter.place(&self.limiter.reads).await?;
+        self.inner.list_parts(key, upload, after, max).await
     }
 
     async fn complete_upload(

@@ -3,7 +3,7 @@
 
 use crate::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -141,6 +141,17 @@ impl Origin for Prefixed {
         self.inner
             .upload_part(&self.full(key), upload, number, size, body)
             .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let key = self.full(key);
+        self.inner.list_parts(&key, upload, after, max).await
     }
 
     async fn complete_upload(

@@ -21,8 +21,8 @@
 
 use crate::{
     ByteStream, Circuit, ForwardBody, ForwardRequest, ForwardResponse, GetRequest, GetResponse,
-    ListPage, ListRequest, Origin, PutCondition, PutRequest, PutResponse, RetryPolicy, S3Place,
-    UploadedPart, assemble, body,
+    ListPage, ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, RetryPolicy,
+    S3Place, UploadedPart, assemble, body,
     circuit::{Admission, Attempt},
     counted::Counters,
     failure,
@@ -627,6 +627,18 @@ impl Origin for Resilient {
         let body = body::exact(body, size, format!("part {number} of {key:?}"));
         let content = body::collect(body, size).await?;
         self.upload_part_of(key, upload, number, content).await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        self.0
+            .simple(|| self.0.inner.list_parts(key, upload, after, max))
+            .await
     }
 
     /// If a repeated completion finds no upload, it looks at the object: if that has the size of the

@@ -6,7 +6,7 @@
 
 use crate::{
     ByteStream, Circuit, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage,
-    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectMeta, Result};
@@ -194,6 +194,17 @@ impl Origin for Timed {
     ) -> Result<UploadedPart> {
         self.written(self.inner.upload_part(key, upload, number, size, body))
             .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let listed = self.inner.list_parts(key, upload, after, max);
+        self.timed("list the parts", listed).await
     }
 
     /// As for [`Timed::copy`](Origin::copy).

@@ -120,6 +120,38 @@ pub struct UploadedPart {
     pub size: Option<u64>,
 }
 
+/// One part in a listing of those of an upload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedPart {
+    /// As it was acknowledged when it was uploaded.
+    pub part: UploadedPart,
+    /// Milliseconds since the Unix epoch; 0 if the origin does not say.
+    pub last_modified_ms: i64,
+}
+
+/// One page of the parts of an upload, in ascending order of their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PartsPage {
+    /// Each number once.
+    pub parts: Vec<ListedPart>,
+    /// Whether there are more after these.
+    pub is_truncated: bool,
+}
+
+impl PartsPage {
+    /// The page of at most `max` parts that follows part `after`, of all `parts`.
+    pub fn of(mut parts: Vec<ListedPart>, after: u32, max: usize) -> Self {
+        parts.retain(|p| p.part.number > after);
+        parts.sort_unstable_by_key(|p| p.part.number);
+        let is_truncated = parts.len() > max;
+        parts.truncate(max);
+        PartsPage {
+            parts,
+            is_truncated,
+        }
+    }
+}
+
 /// Where a bucket is in an S3 service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct S3Place {
@@ -298,6 +330,25 @@ pub trait Origin: Send + Sync + 'static {
         size: u64,
         body: ByteStream,
     ) -> Result<UploadedPart>;
+
+    /// The parts that were uploaded so far, through whichever node: at most `max` (from 1), those after
+    /// number `after`.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such upload (any more); `Unsupported` if the origin lists none.
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let _ = (upload, after, max);
+        Err(Error::unsupported(format!(
+            "list the parts of an upload of {key:?} at {}",
+            self.describe()
+        )))
+    }
 
     /// Makes the object from `parts`, in their order. `condition` is what must hold then, unless it is
     /// `Always`: then what [`create_upload`](Origin::create_upload) was given does.

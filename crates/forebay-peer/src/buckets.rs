@@ -5,7 +5,8 @@ use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
     Announced, Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage,
-    ListRequest, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart, Wanted,
+    ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -223,6 +224,16 @@ impl Origin for ClusterOrigin {
         self.inner
             .upload_part(key, upload, number, size, body)
             .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        self.inner.list_parts(key, upload, after, max).await
     }
 
     async fn complete_upload(

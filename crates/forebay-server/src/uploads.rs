@@ -1,9 +1,8 @@
 //! Multipart uploads in progress: what the node remembers of them.
 //!
-//! The origin holds the parts. The node remembers their sizes and checksums, so that it can list
-//! them and complete an upload from part numbers and ETags alone. A restart forgets them, which
-//! loses nothing at the origin: an upload can still be completed, but its parts are no longer
-//! listed.
+//! The origin holds the parts, and lists them. The node remembers their sizes and checksums, so that it
+//! can list those too, and complete an upload from part numbers and ETags alone. A restart forgets them,
+//! which loses nothing at the origin: an upload can still be completed.
 //!
 //! A client that missed the answer to a completion asks for it again, and some do while the first is
 //! under way: it waits for that, and the last [`COMPLETED_MAX`] answers are remembered for it.

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, sync::Mutex};
 use forebay_origin::{
     ByteStream, ForwardRequest, ForwardResponse, GetRequest, GetResponse, ListPage, ListRequest,
-    Operation, Origin, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
+    Operation, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
 };
 use futures::{StreamExt, future::BoxFuture, stream};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -403,6 +403,17 @@ impl Origin for Faulty {
                 .upload_part(key, upload, number, size, self.slowed(body)),
         )
         .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let listed = self.inner.list_parts(key, upload, after, max);
+        self.simple(Operation::ListParts, key, listed).await
     }
 
     async fn complete_upload(

@@ -27,8 +27,8 @@ mod threads;
 mod upload;
 
 use crate::{
-    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PutCondition, PutRequest,
-    PutResponse, UploadedPart,
+    ByteStream, GetRequest, GetResponse, ListPage, ListRequest, Origin, PartsPage, PutCondition,
+    PutRequest, PutResponse, UploadedPart,
     body::exact,
     failure::{self, Site},
 };
@@ -836,6 +836,18 @@ impl Origin for LocalOrigin {
             upload::add_part(root, &k, &id, number, size, &file, unfinished)
         })
         .await
+    }
+
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let (key, upload) = (key.to_owned(), upload.to_owned());
+        self.blocking(move |root| upload::parts(root, &key, &upload, after, max))
+            .await
     }
 
     async fn complete_upload(

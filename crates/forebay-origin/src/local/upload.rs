@@ -4,7 +4,7 @@
 //! completion is refused.
 
 use super::{RESERVED, Root, Unfinished, meta_of, read_small};
-use crate::{PutCondition, PutRequest, PutResponse, UploadedPart, failure};
+use crate::{ListedPart, PartsPage, PutCondition, PutRequest, PutResponse, UploadedPart, failure};
 use forebay_core::{Attributes, Error, Result, limits};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -120,6 +120,48 @@ pub(super) fn add_part(
         etag,
         size: Some(size),
     })
+}
+
+/// The number of the part that a file holds, by its name.
+fn number_of(name: &str) -> Option<u32> {
+    let number = name.strip_prefix("part-")?.parse().ok()?;
+    (part_name(number) == name).then_some(number)
+}
+
+pub(super) fn parts(
+    root: &Root,
+    key: &str,
+    upload: &str,
+    after: u32,
+    max: usize,
+) -> Result<PartsPage> {
+    let site = root.site("list the parts of", key);
+    check(root, key, upload)?;
+    let failed = |e: io::Error| match e.kind() {
+        // Completed or aborted meanwhile.
+        io::ErrorKind::NotFound => gone(upload),
+        _ => failure::from_io(site, e),
+    };
+    let mut parts = Vec::new();
+    for entry in fs::read_dir(directory(root, upload)?).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let Some(number) = entry.file_name().to_str().and_then(number_of) else {
+            continue;
+        };
+        if number <= after {
+            continue;
+        }
+        let meta = meta_of(&entry.metadata().map_err(failed)?, Default::default());
+        parts.push(ListedPart {
+            part: UploadedPart {
+                number,
+                etag: meta.etag.unwrap_or_default(),
+                size: Some(meta.size),
+            },
+            last_modified_ms: meta.last_modified_ms,
+        });
+    }
+    Ok(PartsPage::of(parts, after, max))
 }
 
 fn part_etag(file: &File) -> io::Result<String> {

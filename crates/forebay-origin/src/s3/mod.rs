@@ -575,6 +575,32 @@ impl Origin for S3Origin {
         })
     }
 
+    async fn list_parts(
+        &self,
+        key: &str,
+        upload: &str,
+        after: u32,
+        max: usize,
+    ) -> Result<PartsPage> {
+        let (_, id) = split_upload(upload)?;
+        let site = self.site("list the parts of an upload of", key);
+        let mut call = Call::new(Method::GET, site)
+            .query("max-parts", max.to_string())
+            .query("uploadId", id);
+        if after > 0 {
+            call = call.query("part-number-marker", after.to_string());
+        }
+        let answer = self.client.send(call).await?;
+        let page = xml::parse_parts(&self.document(site, answer).await?)
+            .map_err(|e| e.context(format_args!("list parts at {}", self.description)))?;
+        // For services that ignore where it begins, or how long it may be.
+        let cut = PartsPage::of(page.parts, after, max);
+        Ok(PartsPage {
+            is_truncated: cut.is_truncated || page.is_truncated,
+            ..cut
+        })
+    }
+
     async fn complete_upload(
         &self,
         key: &str,

@@ -5,7 +5,7 @@
 //! decoded.
 
 use crate::{
-    ListEntry, ListPage, UploadedPart,
+    ListEntry, ListPage, ListedPart, PartsPage, UploadedPart,
     failure::{self, ErrorDocument},
     walked::Named,
 };
@@ -178,6 +178,98 @@ pub(crate) fn parse_list(text: &str) -> Result<ListPage> {
         })?);
     }
     Ok(page)
+}
+
+/// A `ListPartsResult`.
+pub(crate) fn parse_parts(text: &str) -> Result<PartsPage> {
+    #[derive(Default)]
+    struct Raw {
+        number: String,
+        etag: String,
+        size: String,
+        modified: String,
+    }
+    let mut parts: Vec<Raw> = Vec::new();
+    let (mut truncated, mut seen) = (false, false);
+    walk(text, |met| match met {
+        Meet::Open("ListPartsResult") => seen = true,
+        Meet::Open("ListPartsResult/Part") => parts.push(Raw::default()),
+        Meet::Open(_) => {}
+        Meet::Text(path, value) => match (
+            path.strip_prefix("ListPartsResult/").unwrap_or_default(),
+            parts.last_mut(),
+        ) {
+            ("Part/PartNumber", Some(part)) => part.number = value,
+            ("Part/ETag", Some(part)) => part.etag = value,
+            ("Part/Size", Some(part)) => part.size = value,
+            ("Part/LastModified", Some(part)) => part.modified = value,
+            ("IsTruncated", _) => truncated = value.trim() == "true",
+            _ => {}
+        },
+    })?;
+    if !seen {
+        return Err(not_expected("a ListPartsResult", text));
+    }
+    let mut page = PartsPage {
+        parts: Vec::with_capacity(parts.len()),
+        is_truncated: truncated,
+    };
+    for raw in parts {
+        let (number, size) = (raw.number.trim().parse(), raw.size.trim().parse());
+        let (Ok(number), Ok(size)) = (number, size) else {
+            return Err(Error::corrupt(format!(
+                "the origin lists a part {:?} of {:?} bytes",
+                shorten(&raw.number),
+                shorten(&raw.size)
+            )));
+        };
+        page.parts.push(ListedPart {
+            part: UploadedPart {
+                number,
+                etag: raw.etag,
+                size: Some(size),
+            },
+            last_modified_ms: chrono::DateTime::parse_from_rfc3339(raw.modified.trim())
+                .map(|t| t.timestamp_millis())
+                .unwrap_or(0),
+        });
+    }
+    Ok(page)
+}
+
+/// The blocks in a `BlockList` of Azure, by id.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Blocks {
+    pub committed: Vec<String>,
+    /// Each with its size in bytes.
+    pub uncommitted: Vec<(String, u64)>,
+}
+
+/// A `BlockList`.
+pub(crate) fn parse_blocks(text: &str) -> Result<Blocks> {
+    let (mut blocks, mut name) = (Blocks::default(), String::new());
+    let (mut seen, mut bad) = (false, None);
+    walk(text, |met| match met {
+        Meet::Open("BlockList") => seen = true,
+        Meet::Open(_) => {}
+        Meet::Text(path, value) => match path.strip_prefix("BlockList/").unwrap_or_default() {
+            "CommittedBlocks/Block/Name" => blocks.committed.push(value),
+            "UncommittedBlocks/Block/Name" => name = value,
+            "UncommittedBlocks/Block/Size" => match value.trim().parse() {
+                Ok(size) => blocks.uncommitted.push((std::mem::take(&mut name), size)),
+                Err(_) => bad = Some(value),
+            },
+            _ => {}
+        },
+    })?;
+    match bad {
+        Some(size) => Err(Error::corrupt(format!(
+            "the origin lists a block of {:?} bytes",
+            shorten(&size)
+        ))),
+        None if seen => Ok(blocks),
+        None => Err(not_expected("a BlockList", text)),
+    }
 }
 
 /// Entries, prefixes and the marker of the next chunk, from Azure's `EnumerationResults`.
@@ -448,6 +540,36 @@ mod tests {
             (vec!["d/".to_owned()], Some("m"))
         );
         assert!(parse_azure_list("<Error><Code>x</Code></Error>").is_err());
+    }
+
+    #[test]
+    fn parts_of_an_upload_are_read() {
+        let page = parse_parts(
+            r#"<?xml version="1.0"?><ListPartsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><PartNumberMarker>1</PartNumberMarker>
+            <IsTruncated>true</IsTruncated><Part><PartNumber>2</PartNumber><LastModified>2024-01-02T03:04:05.678Z</LastModified><ETag>&quot;e&quot;</ETag><Size>7</Size></Part>
+            </ListPartsResult>"#,
+        )
+        .unwrap();
+        let part = UploadedPart {
+            number: 2,
+            etag: "\"e\"".into(),
+            size: Some(7),
+        };
+        let last_modified_ms = 1_704_164_645_678;
+        let parts = vec![ListedPart {
+            part,
+            last_modified_ms,
+        }];
+        let is_truncated = true;
+        assert_eq!(
+            page,
+            PartsPage {
+                parts,
+                is_truncated
+            }
+        );
+        let bad = "<ListPartsResult><Part><PartNumber>x</PartNumber></Part></ListPartsResult>";
+        assert!(parse_parts(bad).is_err() && parse_parts("<html/>").is_err());
     }
 
     #[test]

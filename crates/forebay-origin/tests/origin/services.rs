@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use forebay_core::ErrorKind;
 use forebay_origin::{
-    ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PutCondition, PutRequest,
-    Secret, UploadedPart, body, open,
+    ForwardBody, ForwardRequest, GetRequest, OriginConfig, Origins, PartsPage, PutCondition,
+    PutRequest, Secret, UploadedPart, body, open,
 };
 use forebay_testing::{Reply, Scripted, conformance::pattern};
 use http::{HeaderMap, HeaderValue, Method, header::CONTENT_DISPOSITION};
@@ -213,6 +213,64 @@ async fn parts_with_each_others_etags_are_refused_at_azure() {
         assert_eq!(complete(etags).await, Err(ErrorKind::Invalid));
     }
     assert_eq!(complete([0, 1]).await, Ok(()));
+}
+
+#[tokio::test]
+async fn parts_that_were_sent_twice_to_azure_are_not_listed() {
+    let committed = Arc::new(AtomicBool::new(false));
+    let ended = committed.clone();
+    let kept = Mutex::new(Vec::<String>::new());
+    let server = Scripted::start(move |request, _| {
+        let mut kept = kept.lock().unwrap();
+        if request.method == "PUT" {
+            let (_, block) = request.path.split_once("blockid=").unwrap();
+            kept.push(
+                block
+                    .replace("%3D", "=")
+                    .replace("%2B", "+")
+                    .replace("%2F", "/"),
+            );
+            return Reply::new(201, "");
+        }
+        if kept.is_empty() {
+            return Reply::new(404, "").header("x-ms-error-code", "BlobNotFound");
+        }
+        let blocks: String = kept
+            .iter()
+            .map(|b| format!("<Block><Name>{b}</Name><Size>1</Size></Block>"))
+            .collect();
+        let (done, waiting) = match ended.load(Relaxed) {
+            true => (&*blocks, ""),
+            false => ("", &*blocks),
+        };
+        Reply::new(
+            200,
+            format!(
+                "<BlockList><CommittedBlocks>{done}</CommittedBlocks>\
+                 <UncommittedBlocks>{waiting}</UncommittedBlocks></BlockList>"
+            ),
+        )
+    })
+    .await;
+    let origin = open(&config("az://container", &server)).unwrap();
+    let id = origin.create_upload("k", PutRequest::default()).await;
+    let id = id.unwrap();
+    let listed = async || origin.list_parts("k", &id, 0, 10).await;
+    assert_eq!(listed().await.unwrap(), PartsPage::default());
+    let mut parts = Vec::new();
+    for number in [1, 3, 2, 3] {
+        let part = origin.upload_part("k", &id, number, 1, body::from_bytes("x".into()));
+        parts.push(part.await.unwrap());
+    }
+    let page = listed().await.unwrap();
+    let found: Vec<_> = page.parts.into_iter().map(|p| p.part).collect();
+    assert_eq!(found, [parts[0].clone(), parts[2].clone()]);
+    // Another upload of the object has none of these.
+    let other = origin.create_upload("k", PutRequest::default()).await;
+    let other = origin.list_parts("k", &other.unwrap(), 0, 10).await;
+    assert_eq!(other.unwrap(), PartsPage::default());
+    committed.store(true, Relaxed);
+    assert_eq!(listed().await.unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 /// As after a restart, nobody knows the sizes of the parts.

@@ -17,9 +17,10 @@ use crate::{
     uploads::{NewPart, Part as StoredPart, Upload},
 };
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits};
-use forebay_engine::{PutCondition, PutRequest, UploadedPart};
+use forebay_engine::{ListedPart, PartsPage, PutCondition, PutRequest, UploadedPart};
 use http::StatusCode;
 use s3s::{S3Request, S3Response, S3Result, dto::*};
+use std::collections::BTreeMap;
 
 /// A page of parts or uploads.
 const PAGE: usize = 1000;
@@ -288,27 +289,26 @@ impl Ops {
         let input = request.input;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
-        let Some(upload) = self.uploads.get(&name, &input.upload_id) else {
-            let e = Error::unsupported("the parts of this upload are not known here").hint(
-                "it has ended, or it was begun elsewhere or before the node was started: \
-                    list its parts at the origin",
-            );
-            return Err(failed(e, &note));
-        };
         let after = input.part_number_marker.unwrap_or(0).max(0) as u32;
         let max = input
             .max_parts
             .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
-        let mut rest = upload
-            .parts
-            .range(after.saturating_add(1)..)
-            .map(|(_, p)| p);
-        let page: Vec<&StoredPart> = rest.by_ref().take(max).collect();
-        // An empty page is complete, as in S3: there is nothing to go on after.
-        let truncated = max > 0 && rest.next().is_some();
+        let listed = self
+            .engine
+            .list_parts(&name, &input.upload_id, after, max.max(1));
+        let listed = listed.await;
+        // Afterwards: what came meanwhile is listed too.
+        let known = self.uploads.get(&name, &input.upload_id);
+        let listed = match listed {
+            Ok(page) => page,
+            Err(e) if e.kind() == ErrorKind::Unsupported && known.is_some() => PartsPage::default(),
+            Err(e) => return Err(upload_failed(e).to_s3(&note)),
+        };
+        let known = known.map(|upload| upload.parts).unwrap_or_default();
+        let (page, truncated) = page_of_parts(listed, known, after, max);
         Ok(S3Response::new(ListPartsOutput {
-            next_part_number_marker: page.last().map(|p| p.part.number as i32),
-            parts: Some(page.into_iter().map(listed_part).collect()),
+            next_part_number_marker: page.last().and_then(|p| p.part_number),
+            parts: Some(page),
             is_truncated: Some(truncated),
             max_parts: Some(max as i32),
             part_number_marker: Some(after as i32),
@@ -385,17 +385,121 @@ impl Ops {
     }
 }
 
+/// A page of the parts of an upload, and whether there are more after it. It has those that the origin
+/// lists, with the checksums of those that came through this node; and what is `known` here and not
+/// listed there: Azure cannot tell which of two blocks for one part came last.
+fn page_of_parts(
+    listed: PartsPage,
+    known: BTreeMap<u32, StoredPart>,
+    after: u32,
+    max: usize,
+) -> (Vec<Part>, bool) {
+    let last = listed.parts.last().filter(|_| listed.is_truncated);
+    let last = last.map_or(u32::MAX, |p| p.part.number);
+    let known_here = known.into_iter().filter(|(n, _)| *n > after && *n <= last);
+    let mut parts: BTreeMap<u32, StoredPart> = known_here.collect();
+    for ListedPart {
+        part,
+        last_modified_ms,
+    } in listed.parts
+    {
+        let is_this = |known: &&mut StoredPart| {
+            known.part.etag.trim_matches('"') == part.etag.trim_matches('"')
+        };
+        match parts.get_mut(&part.number).filter(is_this) {
+            Some(known) if last_modified_ms > 0 => known.stored_ms = last_modified_ms,
+            Some(_) => {}
+            // It came through another node, or before a restart.
+            None => {
+                let listed = StoredPart {
+                    part,
+                    checksum: Checksum::default(),
+                    stored_ms: last_modified_ms,
+                };
+                parts.insert(listed.part.number, listed);
+            }
+        }
+    }
+    let more = listed.is_truncated || parts.len() > max;
+    let page: Vec<Part> = parts.values().take(max).map(listed_part).collect();
+    // An empty page is complete, as in S3: there is nothing to go on after.
+    let is_truncated = more && !page.is_empty();
+    (page, is_truncated)
+}
+
 fn listed_part(stored: &StoredPart) -> Part {
     let sums = stored.checksum.clone();
     Part {
         part_number: Some(stored.part.number as i32),
         e_tag: etag(Some(&stored.part.etag)),
         size: stored.part.size.map(|bytes| bytes as i64),
-        last_modified: Some(timestamp(stored.stored_ms)),
+        last_modified: (stored.stored_ms > 0).then(|| timestamp(stored.stored_ms)),
         checksum_crc32: sums.checksum_crc32,
         checksum_crc32c: sums.checksum_crc32c,
         checksum_crc64nvme: sums.checksum_crc64nvme,
         checksum_sha1: sums.checksum_sha1,
         checksum_sha256: sums.checksum_sha256,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_parts_has_what_the_origin_lists_and_what_only_this_node_knows() {
+        let part = |number, etag: &str| UploadedPart {
+            number,
+            etag: etag.into(),
+            size: Some(7),
+        };
+        let listed = |parts: &[(u32, &str)], is_truncated| PartsPage {
+            parts: parts
+                .iter()
+                .map(|(number, etag)| ListedPart {
+                    part: part(*number, etag),
+                    last_modified_ms: 5,
+                })
+                .collect(),
+            is_truncated,
+        };
+        let known = |parts: &[(u32, &str)]| -> BTreeMap<u32, StoredPart> {
+            let stored = |(number, etag): &(u32, &str)| StoredPart {
+                part: part(*number, etag),
+                checksum: Checksum {
+                    checksum_crc32: Some("AAAAAA==".into()),
+                    ..Checksum::default()
+                },
+                stored_ms: 3,
+            };
+            parts.iter().map(|p| (p.0, stored(p))).collect()
+        };
+        let shown = |(page, more): (Vec<Part>, bool)| {
+            let shown = page.into_iter().map(|p| {
+                let etag = p.e_tag.as_ref().map(etag_text).unwrap_or_default();
+                let number = p.part_number.unwrap_or_default();
+                let etag = etag.trim_matches('"').to_owned();
+                format!("{number} {etag} {}", p.checksum_crc32.is_some())
+            });
+            (shown.collect::<Vec<_>>().join(", "), more)
+        };
+        // The second came again through another node, and the third is not listed.
+        let here = [(1, "\"a\""), (2, "\"b\""), (3, "\"c\""), (9, "\"i\"")];
+        let there = [(1, "a"), (2, "other"), (4, "d")];
+        let page = |truncated, after, max| {
+            let there: Vec<_> = there.into_iter().filter(|p| p.0 > after).collect();
+            shown(page_of_parts(
+                listed(&there, truncated),
+                known(&here),
+                after,
+                max,
+            ))
+        };
+        let all = "1 a true, 2 other false, 3 c true, 4 d false";
+        assert_eq!(page(true, 0, 10), (all.to_owned(), true));
+        assert_eq!(page(false, 0, 10), (format!("{all}, 9 i true"), false));
+        assert_eq!(page(false, 2, 1), ("3 c true".to_owned(), true));
+        assert_eq!(page(false, 9, 1), (String::new(), false));
+        assert_eq!(page(true, 0, 0), (String::new(), false));
     }
 }

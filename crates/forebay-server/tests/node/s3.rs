@@ -410,7 +410,7 @@ async fn errors_are_clear_and_what_is_not_offered_is_501() {
         ("/data?versioning", 501, "NotImplemented"),
         ("/data?policy", 501, "NotImplemented"),
         ("/data?versions", 501, "NotImplemented"),
-        ("/data/k?uploadId=1", 501, "NotImplemented"),
+        ("/data/k?uploadId=1", 404, "NoSuchUpload"),
     ] {
         let a = c.get_with(path, &[("x-request-id", "the-id-7")]).await;
         assert_eq!(a.status.as_u16(), status, "{path}: {}", a.text());
@@ -638,6 +638,22 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
         listed += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>");
     }
     let end = format!("/data/up?uploadId={id}");
+    // Each lists what came through the other one too.
+    for client in [&mut c, &mut d] {
+        let a = client.get(&end).await.text();
+        let numbers = a.matches("<PartNumber>").count();
+        assert!(numbers == 2 && a.contains("<Size>4</Size>"), "{a}");
+        let a = client.get(&format!("{end}&max-parts=1")).await.text();
+        assert!(a.contains("<IsTruncated>true</IsTruncated>"), "{a}");
+        assert!(
+            a.contains("<NextPartNumberMarker>1</NextPartNumberMarker>"),
+            "{a}"
+        );
+        let next = format!("{end}&max-parts=1&part-number-marker=1");
+        let a = client.get(&next).await.text();
+        assert!(a.contains("<PartNumber>2</PartNumber>"), "{a}");
+        assert!(a.contains("<IsTruncated>false</IsTruncated>"), "{a}");
+    }
     let list_of =
         |parts: &str| format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
     let missing = "<Part><PartNumber>3</PartNumber><ETag>\"x\"</ETag></Part>";
@@ -652,6 +668,10 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
     let a = c.send(Method::POST, &end, &[], list_of(&listed)).await;
     assert_eq!(a.status, StatusCode::OK, "{}", a.text());
     assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
+    for client in [&mut c, &mut d] {
+        let a = client.get(&end).await;
+        assert_eq!(a.status, StatusCode::NOT_FOUND, "{}", a.text());
+    }
 }
 
 /// As after a restart, another node knows nothing of the upload.

@@ -4,7 +4,9 @@
 use super::{Check, Explain, Failure, Profile, ensure, expect_kind, pattern, put, put_as, read};
 use bytes::Bytes;
 use forebay_core::{Attributes, Error, ErrorKind};
-use forebay_origin::{ByteStream, GetRequest, ListRequest, Origin, PutCondition, PutRequest, body};
+use forebay_origin::{
+    ByteStream, GetRequest, ListRequest, Origin, PutCondition, PutRequest, UploadedPart, body,
+};
 use futures::{StreamExt, stream};
 
 pub(super) fn checks<'a>(o: &'a dyn Origin, p: Profile) -> Vec<(&'static str, Check<'a>)> {
@@ -324,10 +326,36 @@ async fn parts(o: &dyn Origin, p: Profile) -> Result<(), Failure> {
         second.number == 2 && second.size == Some(p.part_bytes as u64),
         "the second part is {second:?}"
     );
+    let listed = o
+        .list_parts(key, &id, 0, 1)
+        .await
+        .during("list the first")?;
+    ensure!(
+        listed.is_truncated && listed.parts.len() == 1 && listed.parts[0].part.number == 1,
+        "the first part is listed as {listed:?}"
+    );
+    let listed = o
+        .list_parts(key, &id, 2, 10)
+        .await
+        .during("list the rest")?;
+    let told = |part: &UploadedPart| {
+        let etag = part.etag.trim_matches('"').to_owned();
+        (part.number, etag, part.size)
+    };
+    let parts: Vec<_> = listed.parts.iter().map(|p| told(&p.part)).collect();
+    ensure!(
+        !listed.is_truncated && parts == [told(&third)],
+        "the parts after the second are {listed:?}, and should be {third:?}"
+    );
     let done = o
         .complete_upload(key, &id, vec![first, second, third], PutCondition::Always)
         .await
         .during("complete")?;
+    expect_kind(
+        o.list_parts(key, &id, 0, 10).await,
+        ErrorKind::NotFound,
+        "the parts of what was completed",
+    )?;
     content_is(o, key, &content).await?;
     let meta = o.head(key).await.during("head")?;
     ensure!(
