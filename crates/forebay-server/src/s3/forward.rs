@@ -756,7 +756,7 @@ pub(super) fn length(method: &Method, headers: &HeaderMap) -> Result<u64, Refusa
 
 /// Collects a whole body. Memory is reserved as it arrives, so an announcement alone holds nothing.
 /// Nobody waits for more of it while holding some: many bodies would wait for each other.
-async fn collect(
+pub(super) async fn collect(
     mut body: ByteStream,
     length: u64,
     budget: &MemoryBudget,
@@ -780,7 +780,11 @@ async fn collect(
 
 /// The headers that tell what the body is. Those of a completion tell the checksum of the object, and
 /// its body is the list of the parts.
-fn of_the_body<'a>(method: &Method, target: &Target, headers: &'a HeaderMap) -> Cow<'a, HeaderMap> {
+pub(super) fn of_the_body<'a>(
+    method: &Method,
+    target: &Target,
+    headers: &'a HeaderMap,
+) -> Cow<'a, HeaderMap> {
     if *method != Method::POST || target.query("uploadId").is_none() {
         return Cow::Borrowed(headers);
     }

@@ -1,9 +1,10 @@
 //! Answers to what may take minutes: the completion of an upload, and a copy.
 //!
 //! Clients that hear nothing for a minute or so close the connection and ask again. So the node begins
-//! such an answer before it knows it, as S3 does: it sends the status 200, the first line of a document,
-//! and then a space every [`SILENCE_MAX`]. The rest of the document follows when it is there. It may be
-//! an error: clients of S3 look for that in these answers.
+//! such an answer before it knows it, as S3 does, when it has had the whole request for some time: it
+//! sends the status 200, the first line of a document, and then a space every [`SILENCE_MAX`]. The rest
+//! of the document follows when it is there. It may be an error: clients of S3 look for that in these
+//! answers.
 
 use super::error::{ErrorDocument, Refusal};
 use crate::{body::AnswerBody, note::Note};

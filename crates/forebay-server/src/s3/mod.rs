@@ -493,16 +493,28 @@ impl Serving {
             }
             false => (body, None),
         };
+        // The list of parts is read before the time begins after which the client is sent 200.
+        let mut held = Vec::new();
+        let body = match completes {
+            true => {
+                let of_the_body = forward::of_the_body(&head.method, &target, &head.headers);
+                let length = forward::length(&head.method, &head.headers)?;
+                let (body, checked) = verify::verify(body, length, &of_the_body, trailing.clone())?;
+                let list = forward::collect(body, length, engine.budget(), &mut held).await;
+                Body::from(list.map_err(|e| checked.failure().unwrap_or_else(|| e.into()))?)
+            }
+            false => Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data))),
+        };
         head.extensions.insert(note.clone());
         head.extensions.insert(policy);
         head.extensions.insert(trailing);
-        let body = Body::http_body_unsync(StreamBody::new(body.map_ok(Frame::data)));
         let condition = error::condition(&head.headers, &["If-Match", "If-None-Match"]);
         let request = Request::from_parts(head, body);
         if completes {
             let resource = request.uri().path().to_owned();
             let (service, noted) = (self.library.clone(), note.clone());
             let answer = async move {
+                let _held = held;
                 Ok::<_, Refusal>(library(&service, request, &noted, condition).await)
             };
             return late::begun(answer, self.silence, resource, note).await;
@@ -706,7 +718,7 @@ mod tests {
         let access = Arc::new(Access::new(&config.auth).unwrap());
         let silence = Duration::from_millis(20);
         let front = Front::silent_for(silence, &config, engine.clone(), uploads, access);
-        let told = async |request: Request<String>| {
+        let told = async |request: Request<String>, arrives_after: Duration| {
             let (mut head, body) = request.into_parts();
             let length = HeaderValue::from(body.len());
             head.headers.insert(header::CONTENT_LENGTH, length);
@@ -717,7 +729,11 @@ mod tests {
                 target: Arc::new(target),
                 policy: Policy::full(),
                 note: Note::new(RequestId::new(), Peer::Unix, method, metrics),
-                body: stream::iter([Ok(Bytes::from(body))]).boxed(),
+                body: stream::once(async move {
+                    tokio::time::sleep(arrives_after).await;
+                    Ok(Bytes::from(body))
+                })
+                .boxed(),
                 trailing: Trailing::None,
             };
             let answer = front.serving.serve(verified).await.unwrap();
@@ -728,7 +744,18 @@ mod tests {
 
         *origin.acknowledges_after.lock() = silence * 15;
         let copy = Request::put("/data/to").header("x-amz-copy-source", "/data/from");
-        let completion = Request::post(format!("/data/up?uploadId={}", id.replace('#', "%23")));
+        let upload = format!("/data/up?uploadId={}", id.replace('#', "%23"));
+        // What is wrong with a list is told by the status, however late the list comes.
+        for bad in [
+            "<CompleteMultipartUpload><Part>",
+            "<CompleteMultipartUpload/>",
+        ] {
+            let completion = Request::post(&upload).body(bad.to_owned()).unwrap();
+            let (status, document) = told(completion, silence * 5).await;
+            assert_eq!(status, StatusCode::BAD_REQUEST, "{document}");
+            assert!(document.contains("<Code>MalformedXML</Code>"), "{document}");
+        }
+        let completion = Request::post(&upload);
         let parts = format!(
             "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>\"{etag}\"</ETag>\
              </Part></CompleteMultipartUpload>"
@@ -747,7 +774,7 @@ mod tests {
                 "uploaded",
             ),
         ] {
-            let (status, document) = told(request.unwrap()).await;
+            let (status, document) = told(request.unwrap(), Duration::ZERO).await;
             assert_eq!(status, StatusCode::OK, "{document}");
             // The space came before the answer was known.
             let is_late = document.contains("?>\n ");
