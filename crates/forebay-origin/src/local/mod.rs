@@ -5,7 +5,8 @@
 //!   the old one. Before a write is acknowledged, its directory is synced, and so are those above
 //!   it that are not known to be on disk. Before a delete is acknowledged, the directory from which
 //!   the last name went is synced. A delete that finds no file syncs too, if another delete of it is
-//!   still under way, or if an earlier one failed to sync.
+//!   still under way, or unless the directories above it are known to have been synced since this
+//!   process began: an earlier delete may have failed to, or may have ended with its process.
 //! - Between checking a condition and the rename that relies on it, no other write or delete of
 //!   this process takes effect.
 //! - The ETag is made of inode, modification time, size, and a random number that each of our own
@@ -40,7 +41,7 @@ use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_eta
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     fmt::Write as _,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Write},
@@ -72,7 +73,7 @@ struct Root {
     synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
     /// The file of each delete that has not synced yet. Two deletes of one file are in it twice.
     removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
-    unsynced: forebay_core::sync::Mutex<Unsynced>,
+    settled: forebay_core::sync::Mutex<Settled>,
     listings: list::Listings,
     threads: Threads,
     /// The directories that were synced after a removal.
@@ -83,26 +84,31 @@ struct Root {
 /// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
 const SYNCED_MAX: usize = 65_536;
 
-/// Directories that could not be synced after a name was removed from them. Whoever asks for such a
-/// delete again finds no file, and has to sync them all the same.
+/// Directories from which every name that was ever removed is known to be gone from the disk too. In
+/// others, who asks for a delete again finds no file, and has to sync them all the same.
 #[derive(Default)]
-struct Unsynced {
-    /// Each with the number of its last failure.
-    dirs: HashMap<PathBuf, u64>,
+struct Settled {
+    dirs: HashSet<PathBuf>,
+    /// How many syncs have failed.
     failures: u64,
 }
 
-impl Unsynced {
-    fn note(&mut self, dir: &Path) {
-        self.failures += 1;
-        if !self.is_full() || self.dirs.contains_key(dir) {
-            self.dirs.insert(dir.to_owned(), self.failures);
+impl Settled {
+    /// `dir` was synced, which began after so many failures.
+    fn synced(&mut self, dir: &Path, failures: u64) {
+        // Another removal may have failed to sync it meanwhile.
+        if self.failures != failures {
+            return;
         }
+        if self.dirs.len() >= SYNCED_MAX {
+            self.dirs.clear();
+        }
+        self.dirs.insert(dir.to_owned());
     }
 
-    /// There may be others that are not remembered.
-    fn is_full(&self) -> bool {
-        self.dirs.len() >= SYNCED_MAX
+    fn failed(&mut self, dir: &Path) {
+        self.failures += 1;
+        self.dirs.remove(dir);
     }
 }
 
@@ -151,7 +157,7 @@ impl LocalOrigin {
             changes: Default::default(),
             synced: Default::default(),
             removing: Default::default(),
-            unsynced: Default::default(),
+            settled: Default::default(),
             listings: Default::default(),
             threads,
             #[cfg(test)]
@@ -492,59 +498,85 @@ impl Root {
             if fs::remove_dir(dir).is_err() {
                 break;
             }
+            self.settled.lock().dirs.remove(dir);
             dir = above;
         }
         dir
     }
 
-    /// Syncs a directory from which a delete removed a name. If that fails, it is remembered for
-    /// [`Root::sync_again`].
+    /// Syncs a directory from which a delete removed a name; if another delete removed it meanwhile,
+    /// what is above it.
     fn sync_removal(&self, dir: &Path) -> io::Result<()> {
-        let failure = self.unsynced.lock().dirs.get(dir).copied();
-        let synced = self.sync_what_stays(dir);
-        let mut unsynced = self.unsynced.lock();
-        match &synced {
-            Err(_) => unsynced.note(dir),
-            // Another removal may have failed to sync it meanwhile.
-            Ok(()) if failure.is_some() && unsynced.dirs.get(dir).copied() == failure => {
-                unsynced.dirs.remove(dir);
+        for dir in self.from_here_up(dir) {
+            if self.settle(dir)? {
+                break;
             }
-            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// Syncs what an earlier delete of a file in `parent` may have left unsynced.
+    fn sync_again(&self, parent: &Path) -> io::Result<()> {
+        let left: Vec<&Path> = {
+            let settled = self.settled.lock();
+            let above = self.from_here_up(parent);
+            above.filter(|d| !settled.dirs.contains(*d)).collect()
+        };
+        for dir in left {
+            self.settle(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Syncs a directory, and notes how that went. Whether it is there.
+    fn settle(&self, dir: &Path) -> io::Result<bool> {
+        let failures = self.settled.lock().failures;
+        let synced = self.sync_if_there(dir);
+        let mut settled = self.settled.lock();
+        match &synced {
+            Ok(true) => settled.synced(dir, failures),
+            Ok(false) => {}
+            Err(_) => settled.failed(dir),
         }
         synced
     }
 
-    /// Syncs what an earlier delete of a file in `parent` may have failed to sync.
-    fn sync_again(&self, parent: &Path) -> io::Result<()> {
-        let left: Vec<PathBuf> = {
-            let unsynced = self.unsynced.lock();
-            let above = parent.ancestors().take_while(|d| d.starts_with(&self.path));
-            let known = above.filter(|d| unsynced.dirs.contains_key(*d));
-            let unknown = unsynced.is_full().then_some(parent);
-            known.chain(unknown).map(Path::to_owned).collect()
-        };
-        left.iter().try_for_each(|dir| self.sync_removal(dir))
-    }
-
-    /// Syncs a directory from which a name was removed; if another delete removed it meanwhile, what
-    /// is above it.
+    /// Syncs a directory from which a name was removed; if it was removed meanwhile, what is above it.
     fn sync_what_stays(&self, dir: &Path) -> io::Result<()> {
-        for dir in dir.ancestors().take_while(|d| d.starts_with(&self.path)) {
-            match File::open(dir).and_then(|dir| dir.sync_all()) {
-                // (Or a write has put an object in the place of one above it.)
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                    ) => {}
-                synced => {
-                    #[cfg(test)]
-                    self.removals.lock().push(dir.to_owned());
-                    return synced;
-                }
+        for dir in self.from_here_up(dir) {
+            if self.sync_if_there(dir)? {
+                break;
             }
         }
         Ok(())
+    }
+
+    fn from_here_up<'a>(&self, dir: &'a Path) -> impl Iterator<Item = &'a Path> {
+        dir.ancestors()
+            .take_while(move |d| d.starts_with(&self.path))
+    }
+
+    fn sync_if_there(&self, dir: &Path) -> io::Result<bool> {
+        let mut directory = OpenOptions::new();
+        directory.read(true).custom_flags(libc::O_DIRECTORY);
+        match directory.open(dir).and_then(|dir| dir.sync_all()) {
+            // (Or a write has put an object in the place of one above it.)
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound
+                        | io::ErrorKind::NotADirectory
+                        | io::ErrorKind::InvalidFilename
+                ) =>
+            {
+                Ok(false)
+            }
+            synced => {
+                #[cfg(test)]
+                self.removals.lock().push(dir.to_owned());
+                synced.map(|()| true)
+            }
+        }
     }
 }
 
@@ -1060,9 +1092,11 @@ mod tests {
         for key in ["a/b/c", "a/d", "a/d", "none", "a/e"] {
             origin.delete(key).await.unwrap();
         }
-        // Those that stay, once for each object that was there.
+        // Those that stay, once for each object that was there; and the root for the first one that was
+        // not, because nobody knows what was removed from it before.
         let synced = origin.0.removals.lock().clone();
-        assert_eq!(synced, [root.join("a"), root.join("a"), root.clone()]);
+        let a = root.join("a");
+        assert_eq!(synced, [a.clone(), a, root.clone(), root.clone()]);
         // Another delete was faster with the directory.
         origin.0.sync_removal(&root.join("a/b")).unwrap();
         // And a write after it.
@@ -1085,12 +1119,14 @@ mod tests {
         fs::remove_file(&path).unwrap();
         origin.delete("a/b").await.unwrap();
         assert_eq!(*origin.0.removals.lock(), [root.join("a")]);
-        // The other delete is of another file.
-        origin.delete("a/none").await.unwrap();
-        assert_eq!(synced(), 1);
+        // The other delete is of another file. (The root has not been synced before.)
+        for _ in 0..2 {
+            origin.delete("a/none").await.unwrap();
+            assert_eq!(synced(), 2);
+        }
         drop(other);
         origin.delete("a/b").await.unwrap();
-        assert_eq!(synced(), 1);
+        assert_eq!(synced(), 2);
         assert!(origin.0.removing.lock().is_empty());
     }
 
@@ -1102,17 +1138,31 @@ mod tests {
         for key in ["a/b", "a/c"] {
             put(&origin, key).await.unwrap().unwrap();
         }
-        // An earlier delete has removed the file, and has failed to sync its directory.
+        // An earlier delete has removed the file, and its process has ended before it had synced that.
         fs::remove_file(root.join("a/b")).unwrap();
-        origin.0.unsynced.lock().note(&root.join("a"));
+        let a = root.join("a");
         for _ in 0..2 {
             origin.delete("a/b").await.unwrap();
-            assert_eq!(*origin.0.removals.lock(), [root.join("a")]);
+            assert_eq!(*origin.0.removals.lock(), [a.as_path(), &root]);
         }
-        // A name that is too long for a directory: that is not only gone.
-        let bad = root.join("x".repeat(300));
-        assert!(origin.0.sync_removal(&bad).is_err());
-        assert!(origin.0.unsynced.lock().dirs.contains_key(&bad));
+        // Another one fails to.
+        origin.0.settled.lock().failed(&a);
+        for _ in 0..2 {
+            origin.delete("a/b").await.unwrap();
+            assert_eq!(*origin.0.removals.lock(), [a.as_path(), &root, &a]);
+        }
+        // The same while a sync is under way that does well.
+        {
+            let mut settled = origin.0.settled.lock();
+            let before = settled.failures;
+            settled.failed(&a);
+            settled.synced(&a, before);
+            assert!(!settled.dirs.contains(&a) && settled.dirs.contains(&root));
+        }
+        // What cannot be there has left nothing.
+        let long = format!("{}/k", "x".repeat(300));
+        origin.delete(&long).await.unwrap();
+        assert_eq!(origin.0.removals.lock().len(), 3);
     }
 
     #[tokio::test]
