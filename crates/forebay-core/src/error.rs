@@ -140,6 +140,8 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     place: Option<String>,
+    /// Whether the message says the name of what the error is about.
+    is_named: bool,
     hint: Option<String>,
     retry_after: Option<Duration>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
@@ -152,6 +154,7 @@ impl Error {
             kind,
             message: message.into(),
             place: None,
+            is_named: false,
             hint: None,
             retry_after: None,
             source: None,
@@ -210,6 +213,24 @@ impl Error {
         self.edit(|i| i.message = format!("{context}: {}", without_name(&i.message, name)))
     }
 
+    /// Puts the name of what it is about in front of the message, unless that says such a name already:
+    /// see [`Error::naming`].
+    pub fn of(self, name: impl fmt::Display) -> Self {
+        match self.0.is_named {
+            true => self,
+            false => {
+                let name = name.to_string();
+                self.context_naming(&name, &name).naming()
+            }
+        }
+    }
+
+    /// Notes that the message says the name of what the error is about, elsewhere than in front of a
+    /// colon.
+    pub fn naming(self) -> Self {
+        self.edit(|i| i.is_named = true)
+    }
+
     /// Adds the bucket or object concerned, in the words of the message.
     pub fn about(self, place: impl Into<String>) -> Self {
         self.edit(|i| i.place = Some(place.into()))
@@ -228,6 +249,7 @@ impl Error {
                 kind: shared.kind,
                 message: shared.message.clone(),
                 place: shared.place.clone(),
+                is_named: shared.is_named,
                 hint: shared.hint.clone(),
                 retry_after: shared.retry_after,
                 source: shared.source.as_ref().map(|s| s.to_string().into()),
@@ -364,6 +386,18 @@ mod tests {
         assert_eq!(of("b/k: gone").message(), "s3://b/k: gone");
         assert_eq!(of("b/k/m: gone").message(), "s3://b/k: b/k/m: gone");
         assert_eq!(of("gone").message(), "s3://b/k: gone");
+    }
+
+    #[test]
+    fn a_name_is_said_once() {
+        let of = |e: Error| e.of("b/k").message().to_owned();
+        assert_eq!(of(Error::not_found("gone")), "b/k: gone");
+        assert_eq!(of(Error::not_found("b/k: gone")), "b/k: gone");
+        assert_eq!(of(Error::not_found("gone").of("b/k.idx")), "b/k.idx: gone");
+        let changed = Error::version_changed("b/k changed").naming();
+        let shared = changed.clone();
+        assert_eq!(of(changed.with_kind(ErrorKind::Corrupt)), "b/k changed");
+        assert_eq!(of(shared), "b/k changed");
     }
 
     #[test]

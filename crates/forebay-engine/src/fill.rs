@@ -489,6 +489,7 @@ impl Engine {
             Error::version_changed(format!(
                 "{name} changed at the origin while it was being read"
             ))
+            .naming()
             .hint("read it again to get the new version")
         };
         let response = origin

@@ -640,7 +640,7 @@ impl Engine {
         let memory = budget
             .reserve(bytes)
             .await
-            .map_err(|e| e.context(format_args!("the index of {name}")))?;
+            .map_err(|e| e.context(format_args!("the index of {name}")).naming())?;
         let (engine, owned, of) = (self.clone(), name.clone(), meta.clone());
         blocking(move || {
             let _memory = memory;

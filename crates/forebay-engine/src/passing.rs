@@ -90,7 +90,7 @@ impl PassingScan {
             if self.rest.is_empty() {
                 let next = reader.next().await?;
                 let (piece, _) = next.ok_or_else(|| {
-                    Error::corrupt(format!("{name} ends before byte {}", range.end))
+                    Error::corrupt(format!("{name} ends before byte {}", range.end)).naming()
                 })?;
                 self.rest = piece;
                 continue;

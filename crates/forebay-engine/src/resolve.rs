@@ -557,6 +557,7 @@ impl Engine {
              a Last-Modified",
             meta.size
         ))
+        .naming()
         .hint(
             "make the server send one of them, or set freshness = \"immutable\" or cache = false \
              for this bucket",

@@ -100,15 +100,16 @@ impl Engine {
         let kind = self.archive_kind(name, meta, data.as_ref()).await?;
         let codec = kind
             .codec()
-            .ok_or_else(|| Error::internal(format!("{name} is not compressed")))?;
+            .ok_or_else(|| Error::internal(format!("{name} is not compressed")).naming())?;
         let purpose = Purpose {
             scanner: Some(TarScanner::of_kind(kind, None)),
             ..Purpose::default()
         };
         let mut pass = self.unpacking(name, meta, data, codec, purpose).await?;
         while pass.next().await?.is_some() {}
-        pass.index
-            .ok_or_else(|| Error::internal(format!("{name} was unpacked without an index")))
+        pass.index.ok_or_else(|| {
+            Error::internal(format!("{name} was unpacked without an index")).naming()
+        })
     }
 
     /// All unpacked bytes of one version of a file that is compressed as a whole, from front to
@@ -198,6 +199,7 @@ impl Engine {
                  possible here"
             );
             Error::new(ErrorKind::TooLarge, text)
+                .naming()
                 .hint("compress it without --long and --ultra, or raise memory.budget")
         };
         if window > Codec::ZSTD_WINDOW_MAX_BYTES {
@@ -238,7 +240,7 @@ impl Engine {
             Some(codec) => Some(codec),
             None => self.archive_kind(name, meta, data).await?.codec(),
         };
-        codec.ok_or_else(|| Error::internal(format!("{name} is not compressed")))
+        codec.ok_or_else(|| Error::internal(format!("{name} is not compressed")).naming())
     }
 
     /// Opens a range of the archive's unpacked bytes.

@@ -372,19 +372,11 @@ async fn one(shared: &Shared, number: u32) -> std::result::Result<One, (u32, Err
                                         .caused_by(e),
                                 )
                             }
-                            _ => (number, e.context(&file.name)),
+                            _ => (number, e.of(&file.name)),
                         })?;
             }
             Err(e) => {
-                let name = file.name.to_string();
-                return Err((
-                    number,
-                    if e.message().contains(&name) {
-                        e
-                    } else {
-                        e.context(name)
-                    },
-                ));
+                return Err((number, e.of(&file.name)));
             }
         }
     }
@@ -494,7 +486,7 @@ async fn index_one(
         .await?;
         return index
             .map(|index| (index, source.bytes))
-            .map_err(|e| e.context(&beside.name));
+            .map_err(|e| e.of(&beside.name));
     }
     if *format == Format::Megatron {
         let (name, beside) = (&file.name, companions);
@@ -511,7 +503,7 @@ async fn index_one(
         };
         return feed(indexer, source, true, 0)
             .await
-            .map_err(|e| e.context(&beside.name));
+            .map_err(|e| e.of(&beside.name));
     }
     let mut indexer = FileIndexer::new(*format, file.size, options)?;
     let from_end = matches!(format, Format::Parquet | Format::ArrowFile);
@@ -616,10 +608,12 @@ async fn describing_chunk(order: &Order, file: &FileRef) -> Result<Arc<litdata::
         None => format!("{} is not a chunk of litData, by its name", file.name),
     };
     Err(
-        Error::not_found(format!("{text} among the files that are opened")).hint(
-            "name the directory that litData wrote, with a slash at its end; or narrow the \
+        Error::not_found(format!("{text} among the files that are opened"))
+            .naming()
+            .hint(
+                "name the directory that litData wrote, with a slash at its end; or narrow the \
              pattern, as in dir/{index.json,chunk-*.bin}",
-        ),
+            ),
     )
 }
 
@@ -651,7 +645,8 @@ async fn read_description(order: &Order, beside: &FileRef) -> Result<Arc<litdata
             beside.name,
             beside.size,
             limits::FOOTER_MAX_BYTES
-        )));
+        ))
+        .naming());
     }
     let mut source = Source {
         engine: &order.engine,
@@ -669,7 +664,7 @@ async fn read_description(order: &Order, beside: &FileRef) -> Result<Arc<litdata
         parsed
     })
     .await?;
-    Ok(Arc::new(parsed.map_err(|e| e.context(&beside.name))?))
+    Ok(Arc::new(parsed.map_err(|e| e.of(&beside.name))?))
 }
 
 /// The `.idx` files whose `.bin` is not there, though everything beside them was asked for.
@@ -704,6 +699,7 @@ fn is_version_known(engine: &Engine, file: &FileRef) -> Result<()> {
          Last-Modified",
         file.name, file.size
     ))
+    .naming()
     .hint("make the server send one of them, or set freshness = \"immutable\" for this bucket"))
 }
 
@@ -712,7 +708,7 @@ fn no_index(bin: &ObjectName) -> Error {
         Some(idx) => format!("{bin} has no {idx} beside it among the files that are opened"),
         None => format!("{bin} is not a .bin file of Megatron-LM, by its name"),
     };
-    Error::not_found(text).hint(
+    Error::not_found(text).naming().hint(
         "name the data set by what its two files have in common, with format \"megatron\"; or \
          narrow the pattern, as in **.{bin,idx}",
     )
@@ -877,7 +873,7 @@ async fn first_features(order: &Order, to_index: &[u32]) -> Result<ExampleSpec> 
         let file = order.files.file(number as usize);
         let (index, _) = index_one(order, &file, None)
             .await
-            .map_err(|e| e.context(&file.name))?;
+            .map_err(|e| e.of(&file.name))?;
         if index.rows() > 0 {
             return example::of_schema(index.schema());
         }
