@@ -310,9 +310,11 @@ impl Directory {
         self.segment_bytes * SEGMENTS_MIN + IDENTITY_RESERVE_BYTES
     }
 
-    /// The least that a directory can work with, even if there is less room.
+    /// The least that a directory can work with, even if there is less room: the evictor's room, and
+    /// besides it two segments, one of which may go for the other.
     fn least(&self) -> u64 {
-        (self.works_with() + self.aside()).min(self.capacity)
+        let besides = IDENTITY_RESERVE_BYTES + self.ahead + self.reserve + self.reserve / 16;
+        (besides + 2 * self.segment_bytes + self.aside()).min(self.capacity)
     }
 
     /// Asks the file system how much room there is, and makes that the effective capacity, but at

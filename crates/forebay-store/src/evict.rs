@@ -138,7 +138,10 @@ impl Inner {
         let before = dir.state.lock().used;
         let passes = dir.state.lock().segments.len();
         for _ in 0..passes {
-            if dir.state.lock().used <= dir.limit(Class::Normal) {
+            let used = dir.state.lock().used;
+            // Even the least that it works with may be more than there is room for: then one segment
+            // goes all the same.
+            if used < before && used <= dir.limit(Class::Normal) {
                 break;
             }
             match self.drop_oldest(dir, 0) {

@@ -133,6 +133,26 @@ fn a_cache_works_on_a_file_system_smaller_than_itself() {
     }
 }
 
+/// One that could not hold the four segments of the smallest cache.
+#[test]
+fn a_cache_goes_on_taking_writes_on_a_tiny_file_system() {
+    for bytes in [4 * MIB, 5 * MIB, 7 * MIB] {
+        with_file_system(bytes, |path| {
+            let settings = settings(&path.join("c"), 1 << 30, 0, false);
+            let store = Store::open(settings, clock()).unwrap();
+            for i in 0..40 {
+                put_chunk(&store, i).unwrap_or_else(|e| panic!("{bytes}, {i}: {}", e.describe()));
+                assert_eq!(store.stats().dirs[0].state, DirState::Ok, "{bytes}, {i}");
+            }
+            let here = present(&store, 0..40);
+            assert!(
+                here.contains(&39) && !here.contains(&0),
+                "{bytes}: {here:?}"
+            );
+        });
+    }
+}
+
 #[test]
 fn room_that_others_take_is_given_up_and_taken_again() {
     with_file_system(64 * MIB, |path| {
