@@ -298,13 +298,17 @@ impl Root {
         }
     }
 
+    fn is_gone(&self) -> Error {
+        Error::bucket_not_found(format!("{} is gone", self.description))
+            .hint("is the disk mounted?")
+    }
+
     fn open(&self, operation: &'static str, key: &str) -> Result<Opened> {
         let site = self.site(operation, key);
         let path = self.path_to_read(key)?;
         let absent = || match self.path.is_dir() {
             true => Error::not_found(format!("{key:?} is not in {}", self.description)),
-            false => Error::bucket_not_found(format!("{} is gone", self.description))
-                .hint("is the disk mounted?"),
+            false => self.is_gone(),
         };
         // Non-blocking: a FIFO must not hang the thread.
         let file = match OpenOptions::new()
@@ -795,6 +799,10 @@ impl Origin for LocalOrigin {
                     ) =>
                 {
                     drop(shared);
+                    if !root.path.is_dir() {
+                        // What is in it is not deleted by that.
+                        return Err(root.is_gone());
+                    }
                     root.sync_again(parent)
                         .map_err(|e| failure::from_io(root.site("delete", &key), e))
                 }
@@ -1163,6 +1171,22 @@ mod tests {
         let long = format!("{}/k", "x".repeat(300));
         origin.delete(&long).await.unwrap();
         assert_eq!(origin.0.removals.lock().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_deleted_from_a_directory_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (here, away) = (dir.path().join("here"), dir.path().join("away"));
+        fs::create_dir(&here).unwrap();
+        let origin = LocalOrigin::open(&here).unwrap();
+        put(&origin, "a").await.unwrap().unwrap();
+        fs::rename(&here, &away).unwrap();
+        let deleted = origin.delete("a").await;
+        let kind = deleted.err().map(|e| e.kind());
+        assert_eq!(kind, Some(ErrorKind::BucketNotFound));
+        fs::rename(&away, &here).unwrap();
+        origin.delete("a").await.unwrap();
+        assert!(!here.join("a").exists());
     }
 
     #[tokio::test]
