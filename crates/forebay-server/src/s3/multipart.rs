@@ -168,8 +168,8 @@ impl Ops {
     }
 
     /// The client's list of parts, checked against what is remembered of them. Those that are not
-    /// remembered came through another node or before a restart, so the origin has to say whether it
-    /// has them.
+    /// remembered, or not with this ETag, came through another node or before a restart, so the origin
+    /// has to say whether it has them.
     fn completed_parts(
         &self,
         name: &ObjectName,
@@ -216,7 +216,11 @@ impl Ops {
                     format!("part {number} is not in ascending order"),
                 ));
             }
-            let stored = known.as_ref().and_then(|upload| upload.parts.get(&number));
+            // One with another ETag may have come again through another node.
+            let stored = known
+                .as_ref()
+                .and_then(|upload| upload.parts.get(&number))
+                .filter(|stored| stored.part.etag.trim_matches('"') == sent.trim_matches('"'));
             let Some(stored) = stored else {
                 are_known = false;
                 parts.push(UploadedPart {
@@ -226,12 +230,6 @@ impl Ops {
                 });
                 continue;
             };
-            if stored.part.etag.trim_matches('"') != sent.trim_matches('"') {
-                return Err(refuse(
-                    "InvalidPart",
-                    format!("part {number} has another ETag than {sent}"),
-                ));
-            }
             let sums = [
                 ("crc32", &listed.checksum_crc32),
                 ("crc32c", &listed.checksum_crc32c),

@@ -674,6 +674,30 @@ async fn an_upload_is_completed_though_parts_came_through_another_node() {
     }
 }
 
+/// A client that got no answer from one node sends the part again, and a balancer takes it elsewhere.
+#[tokio::test]
+async fn an_upload_is_completed_though_a_part_came_again_through_another_node() {
+    let one = start(&[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(one.dir.path().join("data"), dir.path().join("data")).unwrap();
+    let other = start_in(dir, &[]).await;
+    let (mut c, mut d) = (one.client().await, other.client().await);
+    let begun = c.send(Method::POST, "/data/up?uploads", &[], "").await;
+    let begun = begun.text();
+    let id = upload_id(&begun);
+    let part = format!("/data/up?partNumber=1&uploadId={id}");
+    c.put(&part, &[], "first").await;
+    let etag = d.put(&part, &[], "second").await.header("etag").to_owned();
+    let body = format!(
+        "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>\
+         </CompleteMultipartUpload>"
+    );
+    let end = format!("/data/up?uploadId={id}");
+    let a = c.send(Method::POST, &end, &[], body).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!(std::fs::read(one.file("up")).unwrap(), b"second");
+}
+
 /// As after a restart, another node knows nothing of the upload.
 #[tokio::test]
 async fn parts_with_each_others_etags_are_refused_also_where_nothing_is_known_of_them() {
