@@ -5,17 +5,19 @@ use crate::{
     body::AnswerBody,
     config::Action,
     object,
-    uploads::{NewPart, Upload},
+    uploads::{NewPart, Part},
 };
 use forebay_core::{Error, ErrorKind, ObjectMeta, ObjectName, Result, limits, name::shorten};
 use forebay_engine::{
-    ByteStream, Conditions, PutCondition, PutRequest, PutResponse, ReadOptions, UploadedPart,
+    ByteStream, Conditions, Engine, PutCondition, PutRequest, PutResponse, ReadOptions,
+    UploadedPart,
 };
 use forebay_origin::crc32c_in_etag;
 use futures::{StreamExt, TryStreamExt};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http_body_util::BodyDataStream;
 use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
 
 /// Query parameters for features that this node does not offer.
 const NOT_OFFERED: [&str; 6] = [
@@ -447,19 +449,17 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
         }
         "mpt-complete" => {
             let (id, app) = (id()?, &call.app);
-            let Some(upload) = app.uploads.get(name, id) else {
+            let numbers = part_numbers(&message["value"])?;
+            let known = app.uploads.get(name, id).map(|upload| upload.parts);
+            if known.is_none() {
                 // Who missed the answer asks again.
-                let numbers = part_numbers(&message["value"]).unwrap_or_default();
                 let before = app.uploads.completed_before(name, id, &numbers);
-                return before.map(|put| written(&put)).ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::NotFound,
-                        format!("the upload {:?} is not known here", shorten(id)),
-                    )
-                    .hint("it has ended, or was started before the node was: start again")
-                });
-            };
-            let parts = completed(&upload, &part_numbers(&message["value"])?)?;
+                if let Some(put) = before {
+                    return Ok(written(&put));
+                }
+            }
+            let known = known.unwrap_or_default();
+            let parts = completed(&app.engine, name, id, &known, &numbers).await?;
             let always = PutCondition::Always;
             let put = app
                 .uploads
@@ -504,13 +504,38 @@ fn part_numbers(value: &Value) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// Clients name parts by number alone, so this node must remember the parts.
-fn completed(upload: &Upload, numbers: &[u32]) -> Result<Vec<UploadedPart>> {
+/// The parts with these numbers: clients name no ETags. The origin tells those that this node does not
+/// know because they came through another one, or before it was started.
+async fn completed(
+    engine: &Engine,
+    name: &ObjectName,
+    id: &str,
+    known: &BTreeMap<u32, Part>,
+    numbers: &[u32],
+) -> Result<Vec<UploadedPart>> {
+    let mut listed = HashMap::new();
+    let mut goes_on = numbers.iter().any(|n| !known.contains_key(n));
+    let mut after = 0;
+    while goes_on {
+        let page = engine.list_parts(name, id, after, limits::LIST_PAGE_MAX_KEYS);
+        let page = page.await.map_err(|e| match e.kind() {
+            ErrorKind::NotFound | ErrorKind::Unsupported => {
+                let text = format!("the upload {:?} is not known here", shorten(id));
+                Error::new(ErrorKind::NotFound, text)
+                    .hint("it has ended, or was started before the node was: start again")
+                    .caused_by(e)
+            }
+            _ => e,
+        })?;
+        let last = page.parts.last().map_or(0, |p| p.part.number);
+        goes_on = page.is_truncated && last > after && (last as usize) < limits::UPLOAD_PARTS_MAX;
+        after = last;
+        listed.extend(page.parts.into_iter().map(|p| (p.part.number, p.part)));
+    }
     let part = |n: &u32| {
-        upload
-            .parts
-            .get(n)
-            .map(|p| p.part.clone())
+        let known = known.get(n).map(|p| p.part.clone());
+        known
+            .or_else(|| listed.get(n).cloned())
             .ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")))
     };
     numbers.iter().map(part).collect()

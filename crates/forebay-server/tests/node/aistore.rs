@@ -1,7 +1,7 @@
 //! What AIStore's clients ask for beyond S3: members of an archive by a pattern, and custom
 //! properties.
 
-use crate::common::{Answer, Client, TestNode, start, tar};
+use crate::common::{Answer, Client, TestNode, start, start_in, tar};
 use forebay_core::ManualClock;
 use forebay_format::{ArchiveKind, ArchiveWriter};
 use forebay_server::{Config, Node, config::Override};
@@ -414,4 +414,38 @@ async fn the_number_of_a_part_is_taken_as_it_is() {
         let a = c.send(Method::POST, &end, &[], body).await;
         assert_eq!(a.status.as_u16(), status, "{number}: {}", a.text());
     }
+}
+
+/// Clients name parts by their numbers: the origin knows what came through another node.
+#[tokio::test]
+async fn an_upload_is_completed_by_numbers_though_parts_came_through_another_node() {
+    let one = start(&[]).await;
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(one.dir.path().join("data"), dir.path().join("data")).unwrap();
+    let other = start_in(dir, &[]).await;
+    let (mut c, mut d) = (one.client().await, other.client().await);
+    let object = "/v1/objects/data/up";
+    let begin = json!({"action": "mpt-upload"}).to_string();
+    let id = c.send(Method::POST, object, &[], begin).await.text();
+    let end = format!("{object}?uploadId={id}");
+    for (number, client, bytes) in [(1, &mut c, "one "), (2, &mut d, "two")] {
+        let sent = client
+            .put(&format!("{end}&partNumber={number}"), &[], bytes)
+            .await;
+        assert_eq!(sent.status, StatusCode::OK, "{}", sent.text());
+    }
+    let complete = |numbers: &[u32]| {
+        let value: Vec<_> = numbers
+            .iter()
+            .map(|n| json!({"part-number": n, "etag": ""}))
+            .collect();
+        json!({"action": "mpt-complete", "value": value}).to_string()
+    };
+    let a = d.send(Method::POST, &end, &[], complete(&[1, 2, 3])).await;
+    assert_eq!(a.status, StatusCode::BAD_REQUEST, "{}", a.text());
+    let a = d.send(Method::POST, &end, &[], complete(&[1, 2])).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!(std::fs::read(one.file("up")).unwrap(), b"one two");
+    let a = c.send(Method::POST, &end, &[], complete(&[1, 2])).await;
+    assert_eq!(a.status, StatusCode::NOT_FOUND, "{}", a.text());
 }
