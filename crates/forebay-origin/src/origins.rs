@@ -300,6 +300,8 @@ struct Wildcard {
     looks: Arc<Semaphore>,
     /// Of all directories: they are mostly on one file system.
     threads: local::Threads,
+    /// The names that listings of directories keep.
+    listings: local::Listings,
 }
 
 #[derive(Default)]
@@ -343,6 +345,7 @@ impl Wildcard {
             exists: Mutex::default(),
             looks: Arc::new(Semaphore::new(LOOKS_AT_ONCE)),
             threads: local::Threads::default(),
+            listings: local::Listings::default(),
         })
     }
 
@@ -428,6 +431,7 @@ impl Wildcard {
                 Arc::new(LocalOrigin::open_with(
                     &root.join(bucket),
                     self.threads.clone(),
+                    self.listings.clone(),
                 )?),
                 Some(PASSING_BODY_BYTES),
             ),

@@ -192,9 +192,9 @@ impl Walk<'_> {
             return Ok(true);
         }
         let listings = &self.root.listings;
-        let names = match listings.get(dir, &seen) {
+        let names = match listings.get(path, &seen) {
             Some(names) => Ok(names),
-            None => sorted_names(path, dir).map(|names| listings.keep(dir, &seen, names)),
+            None => sorted_names(path, dir).map(|names| listings.keep(path, &seen, names)),
         };
         let names = match names {
             Ok(names) => names,
@@ -212,7 +212,7 @@ impl Walk<'_> {
                     target.map_or((false, false), |m| (m.is_dir(), m.is_file()));
                 let elsewhere = is_dir != kept_as_dir && (is_dir || is_file);
                 if elsewhere && self.may_begin_again {
-                    self.root.listings.forget(dir);
+                    self.root.listings.forget(path);
                     self.begins_again = true;
                     return Ok(false);
                 }
@@ -245,9 +245,10 @@ impl Walk<'_> {
 
 /// Directories with fewer names than this are read again for each page.
 const KEPT_FROM_NAMES: usize = 2 * limits::LIST_PAGE_MAX_KEYS;
-/// How much memory the kept names of one bucket may take: about two million names of twenty bytes.
+/// How much memory kept names may take, of one bucket or of all buckets of a directory together: about
+/// two million names of twenty bytes.
 const KEPT_MAX_BYTES: usize = 64 << 20;
-const KEPT_MAX: usize = 8;
+const KEPT_MAX: usize = 32;
 /// A directory that was changed this shortly before it was read may change again within one tick of
 /// its clock.
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
@@ -255,11 +256,11 @@ const SETTLED_AFTER: Duration = Duration::from_millis(100);
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// The sorted names of large directories, newest use last.
-#[derive(Default)]
-pub(super) struct Listings(Mutex<Vec<Kept>>);
+#[derive(Clone, Default)]
+pub(crate) struct Listings(Arc<Mutex<Vec<Kept>>>);
 
 struct Kept {
-    dir: String,
+    path: PathBuf,
     here: (u64, u64),
     seen: Seen,
     changed: (i64, i64),
@@ -269,10 +270,10 @@ struct Kept {
 }
 
 impl Listings {
-    fn get(&self, dir: &str, now: &Metadata) -> Option<Arc<Names>> {
+    fn get(&self, path: &Path, now: &Metadata) -> Option<Arc<Names>> {
         let mut kept = self.0.lock();
         kept.retain(|k| k.used.elapsed() < KEPT_FOR);
-        let at = kept.iter().position(|k| k.dir == dir)?;
+        let at = kept.iter().position(|k| k.path == path)?;
         let mut found = kept.remove(at);
         if found.here != (now.dev(), now.ino())
             || found.seen != Seen::of(now)
@@ -286,12 +287,12 @@ impl Listings {
         Some(names)
     }
 
-    fn forget(&self, dir: &str) {
-        self.0.lock().retain(|k| k.dir != dir);
+    fn forget(&self, path: &Path) {
+        self.0.lock().retain(|k| k.path != path);
     }
 
     /// `seen` is from before the names were read.
-    fn keep(&self, dir: &str, seen: &Metadata, names: Names) -> Arc<Names> {
+    fn keep(&self, path: &Path, seen: &Metadata, names: Names) -> Arc<Names> {
         let names = Arc::new(names);
         let settled = seen
             .modified()
@@ -310,7 +311,7 @@ impl Listings {
             kept.remove(0);
         }
         kept.push(Kept {
-            dir: dir.to_owned(),
+            path: path.to_owned(),
             here: (seen.dev(), seen.ino()),
             seen: Seen::of(seen),
             changed: (seen.ctime(), seen.ctime_nsec()),
@@ -460,6 +461,24 @@ mod tests {
         fs::write(dir.path().join("00007b"), "").unwrap();
         let (keys, _) = listed(&origin).await;
         assert!(keys[7] == "00007b" && keys.len() == 5500);
+    }
+
+    #[tokio::test]
+    async fn the_buckets_of_a_directory_keep_names_in_one_place() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        for dir in &dirs {
+            for i in 0..2500 {
+                fs::write(dir.path().join(format!("{i:05}")), "").unwrap();
+            }
+        }
+        tokio::time::sleep(2 * SETTLED_AFTER).await;
+        let kept = Listings::default();
+        for (dir, so_far) in dirs.iter().zip(1..) {
+            let (threads, listings) = (super::super::Threads::default(), kept.clone());
+            let origin = LocalOrigin::open_with(dir.path(), threads, listings).unwrap();
+            assert_eq!(listed(&origin).await.0.len(), 2500);
+            assert_eq!(kept.0.lock().len(), so_far);
+        }
     }
 
     #[tokio::test]

@@ -39,6 +39,7 @@ pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_etag, name};
 use futures::{StreamExt, TryStreamExt, stream};
+pub(crate) use list::Listings;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
@@ -74,7 +75,7 @@ struct Root {
     /// The file of each delete that has not synced yet. Two deletes of one file are in it twice.
     removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
     settled: forebay_core::sync::Mutex<Settled>,
-    listings: list::Listings,
+    listings: Listings,
     threads: Threads,
     /// The directories that were synced after a removal.
     #[cfg(test)]
@@ -144,11 +145,11 @@ impl LocalOrigin {
     /// # Errors
     /// As [`LocalOrigin::find`].
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_with(path, Threads::default())
+        Self::open_with(path, Threads::default(), Listings::default())
     }
 
-    /// The same for one of several that share threads.
-    pub(crate) fn open_with(path: &Path, threads: Threads) -> Result<Self> {
+    /// The same for one of several that share threads, and the memory for names.
+    pub(crate) fn open_with(path: &Path, threads: Threads, listings: Listings) -> Result<Self> {
         let path = Self::find(path)?;
         let description = format!("file://{}", path.display());
         let origin = Self(Arc::new(Root {
@@ -158,7 +159,7 @@ impl LocalOrigin {
             synced: Default::default(),
             removing: Default::default(),
             settled: Default::default(),
-            listings: Default::default(),
+            listings,
             threads,
             #[cfg(test)]
             removals: Default::default(),
