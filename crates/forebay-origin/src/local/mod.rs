@@ -512,7 +512,7 @@ impl Root {
     /// Syncs a directory from which a delete removed a name; if another delete removed it meanwhile,
     /// what is above it.
     fn sync_removal(&self, dir: &Path) -> io::Result<()> {
-        for dir in self.from_here_up(dir) {
+        for dir in self.up_from(dir) {
             if self.settle(dir)? {
                 break;
             }
@@ -524,7 +524,7 @@ impl Root {
     fn sync_again(&self, parent: &Path) -> io::Result<()> {
         let left: Vec<&Path> = {
             let settled = self.settled.lock();
-            let above = self.from_here_up(parent);
+            let above = self.up_from(parent);
             above.filter(|d| !settled.dirs.contains(*d)).collect()
         };
         for dir in left {
@@ -548,7 +548,7 @@ impl Root {
 
     /// Syncs a directory from which a name was removed; if it was removed meanwhile, what is above it.
     fn sync_what_stays(&self, dir: &Path) -> io::Result<()> {
-        for dir in self.from_here_up(dir) {
+        for dir in self.up_from(dir) {
             if self.sync_if_there(dir)? {
                 break;
             }
@@ -556,7 +556,7 @@ impl Root {
         Ok(())
     }
 
-    fn from_here_up<'a>(&self, dir: &'a Path) -> impl Iterator<Item = &'a Path> {
+    fn up_from<'a>(&self, dir: &'a Path) -> impl Iterator<Item = &'a Path> {
         dir.ancestors()
             .take_while(move |d| d.starts_with(&self.path))
     }
