@@ -1271,6 +1271,38 @@ def test_a_reader_of_dcp_says_that_its_checkpoint_was_replaced(site, monkeypatch
     assert state["w"].eq(2).all()
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_metadata_of_dcp_come_with_the_manifest(own, monkeypatch, comes):
+    import torch.distributed.checkpoint as dcp
+
+    name, wanted = "s3://runs/first", {"w": torch.rand(100, 100)}
+    writer = ckpt.StorageWriter(name, client=own.client)
+    dcp.save(wanted, storage_writer=writer, no_dist=True)
+    asked: list[str] = []
+    ask, submit = _wire.ask, _wire.Reading.submit
+
+    def asks(client, method, path, body=None):
+        asked.append(path)
+        answer = ask(client, method, path, body)
+        content = answer.pop("content")
+        assert content["name"] == ".metadata"
+        # A node of an earlier release sends none.
+        return {**answer, "content": content} if comes else answer
+
+    def submits(self, file, start, target):
+        asked.append(file)
+        return submit(self, file, start, target)
+
+    monkeypatch.setattr(_wire, "ask", asks)
+    monkeypatch.setattr(_wire.Reading, "submit", submits)
+    found = {"w": torch.zeros(100, 100)}
+    reader = ckpt.StorageReader(name, client=own.client)
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert torch.equal(found["w"], wanted["w"])
+    assert ["manifest=true" in path for path in asked].count(True) == 1
+    assert (".metadata" in asked) is not comes
+
+
 def lent(node: Node) -> float:
     return node.metrics()["forebay_checkpoint_lent_total"]
 

@@ -9,7 +9,7 @@ use crate::{
 };
 use forebay_core::{Error, Result};
 use forebay_engine::ByteStream;
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use std::{
     fs::File,
     ops::Range,
@@ -171,6 +171,35 @@ impl Stages {
             }
         });
         Ok(Some(counted.boxed()))
+    }
+
+    /// All bytes of a staged file, verified, if it has no more than `most_bytes`. `None`: it has more, or
+    /// is not here, or is damaged here, and the origin has it.
+    ///
+    /// # Errors
+    /// Those of [`Stages::open_file`] and [`Stages::read`].
+    pub async fn small_file(
+        &self,
+        place: &Place,
+        id: &str,
+        name: &str,
+        most_bytes: u64,
+    ) -> Result<Option<Vec<u8>>> {
+        let Some(file) = self.open_file(place, id, name).await? else {
+            return Ok(None);
+        };
+        let size = file.size();
+        if size > most_bytes {
+            return Ok(None);
+        }
+        let Some(mut body) = self.read(&file, 0..size).await? else {
+            return Ok(None);
+        };
+        let mut found = Vec::with_capacity(size as usize);
+        while let Some(piece) = body.try_next().await? {
+            found.extend_from_slice(&piece);
+        }
+        Ok(Some(found))
     }
 }
 

@@ -198,6 +198,12 @@ impl Run {
         }
     }
 
+    /// A file of `run/x`, if it has at most so many bytes.
+    async fn small(&self, id: &str, file: &str, most: u64) -> Result<Option<Vec<u8>>> {
+        let place = place("run/x");
+        self.stages.small_file(&place, id, file, most).await
+    }
+
     /// Stages a checkpoint of one file, with a file that comes last and says whose it is.
     async fn save_small(&self, name: &str, replace: bool) -> Result<String> {
         let id = self.begin(name, replace).await?;
@@ -1473,6 +1479,35 @@ async fn a_damaged_file_is_never_sent_or_read() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(!site.keys().iter().any(|k| k.ends_with(MANIFEST)));
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn a_small_file_is_read_at_once_and_verified() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let id = run.save("run/x", 1).await.unwrap();
+    let meta = run.small(&id, ".metadata", 4).await.unwrap();
+    assert_eq!(meta.as_deref(), Some(&b"meta"[..]));
+    assert_eq!(run.small(&id, ".metadata", 3).await.unwrap(), None);
+    assert_eq!(run.small(&id, "none", 4).await.unwrap(), None);
+    let size = data(1).len() as u64;
+    assert!(run.small(&id, "data", size).await.unwrap() == Some(data(1)));
+    // Damaged, and nowhere else; and then the origin has it.
+    let file = site.dir.path().join("staged").join(&id).join("f2");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[0] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    let read = run.small(&id, ".metadata", 4).await;
+    assert_eq!(kind(read), ErrorKind::Corrupt);
+    bytes[0] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("run/x", &id).await);
+    bytes[0] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    assert_eq!(run.small(&id, ".metadata", 4).await.unwrap(), None);
     run.kill().await;
 }
 

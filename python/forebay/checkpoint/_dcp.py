@@ -583,7 +583,11 @@ class StorageReader(_StorageReader):
         assert self.path is not None
         try:
             reading = _wire.Reading(
-                self.client, self.path, durable=self.durable, retry_for=self.retry_for
+                self.client,
+                self.path,
+                durable=self.durable,
+                retry_for=self.retry_for,
+                first=_METADATA,
             )
         except NotFound as e:
             try:

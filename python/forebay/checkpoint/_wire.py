@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import datetime
@@ -703,20 +704,35 @@ class Reading:
     """A checkpoint that is read: its manifest, and ranges of its files, many at the same time."""
 
     def __init__(
-        self, client: Client, name: str, *, durable: bool = False, retry_for: float = 0.0
+        self,
+        client: Client,
+        name: str,
+        *,
+        durable: bool = False,
+        retry_for: float = 0.0,
+        first: str | None = None,
     ) -> None:
         # `retry_for`: seconds for which each request is made again while the node is started.
-        place = split(name)
-        self._manifest = path_of(*place, manifest="true", durable="true" if durable else None)
+        # `first`: a file that is read whole first. If it is small and on the node's disk, it comes
+        # with the manifest.
+        place, only = split(name), "true" if durable else None
+        self._manifest = path_of(*place, manifest="true", durable=only)
+        path = path_of(*place, manifest="true", durable=only, content=first)
 
         def look() -> dict[str, typing.Any]:
-            manifest: dict[str, typing.Any] = ask(client, "GET", self._manifest)
+            manifest: dict[str, typing.Any] = ask(client, "GET", path)
             return manifest
 
         manifest = again(f"loading {name}", look, retry_for)
         self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]}, retry_for)
         self.id: str = manifest["id"]
         self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
+        # Earlier releases of the node do not send it.
+        content = manifest.get("content")
+        if content is not None:
+            found = base64.b64decode(content["base64"])
+            if len(found) == self.sizes.get(content["name"]):
+                self._came[content["name"]] = found
 
     def open(
         self, client: Client, name: str, sizes: dict[str, int], retry_for: float = 0.0
@@ -724,6 +740,8 @@ class Reading:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
         self._retry_for = retry_for
         self._failed: list[Error] = []
+        # Files that came with the manifest, until they are read.
+        self._came: dict[str, bytes] = {}
         #: Set when nobody waits any more.
         self.stop = Stop()
         self._pool = Pool(_PARALLEL, thread_name_prefix="forebay-read")
@@ -928,8 +946,11 @@ class Reading:
         """Fills memory with ranges of files: ``(file, start, target)``, in any order."""
         finish([piece for job in jobs for piece in self.begin(*job)], self.stop)
 
-    def read(self, file: str) -> bytearray:
+    def read(self, file: str) -> bytes | bytearray:
         """All bytes of a file."""
+        came = self._came.pop(file, None)
+        if came is not None:
+            return came
         found = bytearray(self.size(file))
         self.fill([(file, 0, memoryview(found))])
         return found

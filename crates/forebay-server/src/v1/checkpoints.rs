@@ -8,7 +8,9 @@
 //!   "elsewhere": […], "meta": …, "deadline_s": …}`;
 //! - `GET …` is its status, `?id=ID` that of one of several of the name; with
 //!   `?until=staged|durable&wait_s=N` it waits;
-//! - `GET …?manifest=true` says what a reader reads (`durable=true`: what the origin has);
+//! - `GET …?manifest=true` says what a reader reads (`durable=true`: what the origin has); with
+//!   `content=NAME`, the bytes of that file come along if it is small and on this disk:
+//!   `"content": {"name", "base64"}`;
 //! - `GET …?id=ID&file=NAME`, with or without a range, reads a file: from this disk, or like any
 //!   object; on the Unix socket, what is on this disk is lent to clients that ask for that
 //!   ([`forebay_protocol::lent`]);
@@ -24,10 +26,11 @@ use super::{
     objects::{set, upload_stream},
 };
 use crate::{body::AnswerBody, config::Action, object};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use forebay_core::{CacheStatus, Error, Result};
-use forebay_stage::{Begin, Commit, Place, Stages, Until};
+use forebay_stage::{Begin, Commit, Manifest, Place, Stages, Until};
 use http::{Method, Response, StatusCode, header};
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{sync::Arc, time::Duration};
 
 /// The longest that one request waits.
@@ -36,6 +39,10 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 const COMMIT_MAX_BYTES: usize = 64 << 20;
 /// Manifests of more files are made into text away from the runtime's threads.
 const WRITTEN_HERE_FILES: usize = 500;
+/// And those with which more of a file's bytes come.
+const WRITTEN_HERE_BYTES: usize = 64 << 10;
+/// The largest file that comes with a manifest. Larger ones are lent, and not worth a copy.
+const CONTENT_MAX_BYTES: u64 = 1 << 20;
 
 pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Response<AnswerBody>> {
     let method = &call.note.method;
@@ -81,13 +88,11 @@ pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Resp
         (&Method::GET, id, None) if is_set(call, "manifest") => {
             let durable = is_set(call, "durable");
             let manifest = stages.manifest(&place, id, durable).await?;
-            let is_small = manifest.files.len() <= WRITTEN_HERE_FILES;
-            let write = move || json_response(StatusCode::OK, &manifest);
-            if is_small {
-                return Ok(write());
-            }
-            let written = tokio::task::spawn_blocking(write).await;
-            written.map_err(|e| Error::internal("a manifest could not be written").caused_by(e))
+            let content = match call.query("content") {
+                Some(name) => content_of(stages, &place, &manifest, name).await,
+                None => None,
+            };
+            written(manifest, content).await
         }
         (&Method::GET, id, None) => {
             let status = match until(call)? {
@@ -106,6 +111,60 @@ pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Resp
         }
         _ => Err(not_offered(call)),
     }
+}
+
+/// What a reader reads, and the bytes of a file that it asked for at once.
+#[derive(Serialize)]
+struct Answer {
+    #[serde(flatten)]
+    manifest: Manifest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<Content>,
+}
+
+#[derive(Serialize)]
+struct Content {
+    name: String,
+    base64: String,
+}
+
+/// The bytes of a file of this checkpoint, if they are at hand. Whoever does not get them here asks for
+/// the file, and is told what is wrong with it.
+async fn content_of(
+    stages: &Stages,
+    place: &Place,
+    manifest: &Manifest,
+    name: &str,
+) -> Option<(String, Vec<u8>)> {
+    let found = stages.small_file(place, &manifest.id, name, CONTENT_MAX_BYTES);
+    match found.await {
+        Ok(found) => found.map(|bytes| (name.to_owned(), bytes)),
+        Err(e) => {
+            tracing::debug!(checkpoint = %place, id = manifest.id, error = %e.describe(), "a file does \
+                not come with its manifest");
+            None
+        }
+    }
+}
+
+async fn written(
+    manifest: Manifest,
+    content: Option<(String, Vec<u8>)>,
+) -> Result<Response<AnswerBody>> {
+    let bytes = content.as_ref().map_or(0, |(_, bytes)| bytes.len());
+    let is_small = manifest.files.len() <= WRITTEN_HERE_FILES && bytes <= WRITTEN_HERE_BYTES;
+    let write = move || {
+        let content = content.map(|(name, bytes)| Content {
+            name,
+            base64: STANDARD.encode(bytes),
+        });
+        json_response(StatusCode::OK, &Answer { manifest, content })
+    };
+    if is_small {
+        return Ok(write());
+    }
+    let written = tokio::task::spawn_blocking(write).await;
+    written.map_err(|e| Error::internal("a manifest could not be written").caused_by(e))
 }
 
 fn stages(call: &Call) -> Result<&Stages> {

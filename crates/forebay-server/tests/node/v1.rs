@@ -918,3 +918,43 @@ async fn a_range_past_a_file_of_a_checkpoint_tells_no_length_of_an_object() {
     assert_eq!(a.status, StatusCode::RANGE_NOT_SATISFIABLE, "{}", a.text());
     assert_eq!(a.header("content-range"), "");
 }
+
+#[tokio::test]
+async fn a_small_file_of_a_checkpoint_comes_with_its_manifest() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    let path = "/v1/checkpoints/data/run";
+    let begun = c.send(Method::POST, path, &[], "{}").await;
+    assert_eq!(begun.status, StatusCode::OK, "{}", begun.text());
+    let id = begun.json()["id"].as_str().unwrap().to_owned();
+    let large = vec![7_u8; (1 << 20) + 1];
+    for (name, data) in [("small", b"content".to_vec()), ("large", large.clone())] {
+        let put = c
+            .put(&format!("{path}?id={id}&file={name}"), &[], data)
+            .await;
+        assert_eq!(put.status, StatusCode::OK, "{}", put.text());
+    }
+    let files = json!([{"name": "small", "size": 7}, {"name": "large", "size": large.len()}]);
+    let said = json!({"files": files, "meta": {"loss": 0.1, "most": u64::MAX}}).to_string();
+    let commit = format!("{path}?id={id}&commit=true");
+    let committed = c.send(Method::POST, &commit, &[], said).await;
+    assert_eq!(committed.status, StatusCode::OK, "{}", committed.text());
+    for (asked, wanted) in [
+        ("", Value::Null),
+        ("&content=large", Value::Null),
+        ("&content=none", Value::Null),
+        (
+            "&content=small",
+            json!({"name": "small", "base64": "Y29udGVudA=="}),
+        ),
+    ] {
+        let a = c.get(&format!("{path}?manifest=true{asked}")).await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+        let manifest = a.json();
+        assert_eq!(manifest["content"], wanted, "{asked}");
+        assert_eq!(manifest["id"], json!(id), "{asked}");
+        assert_eq!(manifest["bytes"], json!(large.len() + 7), "{asked}");
+        let meta = r#""meta":{"loss":0.1,"most":18446744073709551615}"#;
+        assert!(a.text().contains(meta), "{}", a.text());
+    }
+}
