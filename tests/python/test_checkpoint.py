@@ -531,7 +531,7 @@ def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
         planner = Dies()
         saves("meanwhile", planner, overwrite=False)
         assert planner.has_died
-        # After the files, and before the commit: they are written again.
+        # After the files, and before the commit, which the node knows nothing against.
         finish = ckpt.StorageWriter.finish
 
         def later(self, **about):
@@ -632,29 +632,40 @@ def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_aga
         site.close()
 
 
-def test_ranks_of_dcp_at_one_node_that_is_started_again_fail_and_leave_nothing(tmp_path):
+@pytest.mark.parametrize("when", ["planned", "written", "lost"])
+def test_ranks_of_dcp_at_one_node_that_is_started_again_go_on(tmp_path, when):
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
-    try:
-        name = "s3://runs/dcp-ranks/a"
-        writers = [ckpt.StorageWriter(name, client=site.client, retry_for=30) for _ in range(2)]
-        metadata, results = write_by_ranks(writers, [DefaultSavePlanner() for _ in writers])
+    name = f"s3://runs/dcp-ranks/{when}"
+
+    def starts_again() -> None:
         site.kill()
+        if when == "lost":
+            # As a loss of power takes it, for it is not synced.
+            [log] = site.directory.rglob("arrived.log")
+            log.unlink()
         threading.Timer(1.0, site.start).start()
-        with pytest.raises(forebay.NotFound):
-            writers[0].finish(metadata, results)
-        assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
 
-        # Before anything is written.
-        def starts_again() -> None:
-            site.kill()
-            site.start()
-
+    try:
         writers = [ckpt.StorageWriter(name, client=site.client, retry_for=30) for _ in range(2)]
-        with pytest.raises(forebay.NotFound):
-            write_by_ranks(writers, [DefaultSavePlanner() for _ in writers], starts_again)
-        assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
+        planned = starts_again if when == "planned" else lambda: None
+        planners = [DefaultSavePlanner() for _ in writers]
+        metadata, results = write_by_ranks(writers, planners, planned)
+        if when != "planned":
+            starts_again()
+        if when == "lost":
+            with pytest.raises(forebay.NotFound, match="the node was started again"):
+                writers[0].finish(metadata, results)
+            assert staged(site, "dcp-ranks/") == [] and site.keys("dcp-ranks/") == []
+            return
+        writers[0].finish(metadata, results)
+        assert writers[0].handle.wait(60).durable
+        found = {f"w{rank}": torch.full((100,), -1.0) for rank in range(2)}
+        reader = ckpt.StorageReader(name, client=site.client, durable=True)
+        dcp.load(found, storage_reader=reader, no_dist=True)
+        assert all(bool((found[f"w{rank}"] == rank).all()) for rank in range(2))
     finally:
         site.close()
 
@@ -1079,24 +1090,38 @@ def test_a_node_that_is_killed_after_staged_finishes_the_flush(own):
     assert same(torch.load(io.BytesIO(data)), wanted)
 
 
-def test_a_node_that_is_killed_before_the_commit_leaves_nothing(own):
+def test_a_node_that_is_killed_before_the_commit_goes_on_or_leaves_nothing(own):
+    name, data = "s3://runs/half/step-0", os.urandom(40 << 20)
+    writing = _wire.Writing(own.client, name)
+    # Of more than a part, which goes out at once.
+    writing.put("large", [data])
+    eventually(lambda: own.parts() == 3, "three parts are there")
+    own.kill()
+    own.start()
+    assert [c["state"] for c in staged(own, "half/")] == ["staging"]
+    writing.client = own.client
+    writing.put("more", [b"more"])
+    saved = writing.commit().wait(60)
+    assert own.get(f"half/step-0/{saved.id}/large") == data
+    ckpt.remove(name, client=own.client)
+    # One that is given up.
     writing = _wire.Writing(own.client, "s3://runs/half/step-1")
     writing.put("data", [bytes(3 << 20)])
-    # Of more than a part, which goes out at once.
-    writing.put("large", [bytes(40 << 20)])
+    writing.put("large", [data])
     eventually(lambda: own.parts() == 3, "three parts are there")
     assert own.keys() == []
     own.kill()
     own.start()
+    writing.client = own.client
+    writing.abandon()
     eventually(lambda: own.uploads() == [], "no upload is left")
     assert own.keys() == []
-    writing.client = own.client
     with pytest.raises(forebay.NotFound, match="begin anew"):
         writing.commit()
     with pytest.raises(forebay.NotFound):
         ckpt.load("s3://runs/half/step-1", client=own.client)
-    staged = own.directory / "node-0" / "cache" / "staged"
-    eventually(lambda: list(staged.iterdir()) == [], "the disk is empty")
+    folder = own.directory / "node-0" / "cache" / "staged"
+    eventually(lambda: list(folder.iterdir()) == [], "the disk is empty")
 
 
 def test_large_files_go_out_before_the_commit(own):

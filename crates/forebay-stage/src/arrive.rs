@@ -154,8 +154,9 @@ impl Stages {
             .map_err(ended)?;
         let size = finished.map_err(|e| disk_error(STAGED, &path, e))?;
         let file = arrival.end(name, size, dir, file)?;
-        early::start(inner, &entry, file);
+        early::start(inner, &entry, file.clone());
         inner.stats.staged_bytes.fetch_add(size, Relaxed);
+        inner.note_arrived(&entry, file).await;
         Ok(size)
     }
 }
@@ -219,6 +220,7 @@ impl Arrival {
             ));
         }
         state.uploads += 1;
+        state.heard = true;
         let number = state.next_number;
         state.next_number += 1;
         Ok(Arrival {

@@ -2,12 +2,13 @@
 //! could keep the checkpoint from becoming durable is refused here, before its writer goes on.
 
 use crate::{
+    arrived,
     entry::{Entry, Phase},
     flush,
     journal::{Elsewhere, Journal, Stage, sync_folder},
     manifest::{ETAG_MAX_BYTES, MANIFEST, MANIFEST_MAX_BYTES, Manifest},
     stages::{FILES_MAX, Inner, check_file_name, check_size, ended, unknown},
-    types::{Commit, Place, Status},
+    types::{Commit, NamedFile, Place, Status},
 };
 use forebay_core::{
     Error, ErrorKind, ObjectName, Result, limits, name::shorten, units::format_bytes,
@@ -64,6 +65,8 @@ impl Inner {
             state.phase = Phase::Staged;
             state.ahead = None;
         }
+        let folder = self.folder(entry.home, &entry.folder);
+        spawn_blocking(move || arrived::forget(&folder));
         self.stats.staged.fetch_add(1, Relaxed);
         tracing::info!(
             checkpoint = %place,
@@ -98,7 +101,13 @@ impl Inner {
         let now = self.now_ms();
         let (of, dirs) = (entry.clone(), self.folders_with_files(entry));
         let synced = spawn_blocking(move || {
-            let journal = of.state.lock().journal.clone();
+            let (journal, resumed) = {
+                let state = of.state.lock();
+                (state.journal.clone(), state.resumed)
+            };
+            if resumed {
+                check_kept(&of.place, &journal, &commit)?;
+            }
             let journal = prepared(&of.place, journal, &commit)?;
             dirs.iter().try_for_each(|dir| {
                 sync_folder(dir)?;
@@ -180,7 +189,22 @@ fn begin_commit(entry: &Entry) -> Result<bool> {
         .hint("commit when all of them have been answered"));
     }
     state.phase = Phase::Committing;
+    state.heard = true;
     Ok(true)
+}
+
+/// Whether a start of the node has left all files of a checkpoint here.
+fn check_kept(place: &Place, journal: &Journal, commit: &Commit) -> Result<()> {
+    let kept: HashSet<&str> = journal.files.iter().map(|f| f.name.as_str()).collect();
+    let lost = |f: &&NamedFile| !kept.contains(f.name.as_str());
+    match commit.files.iter().find(lost) {
+        Some(file) => Err(Error::not_found(format!(
+            "{place}: {:?} is not here any more: the node was started again meanwhile",
+            shorten(&file.name)
+        ))
+        .hint("begin anew; nothing of the checkpoint is visible")),
+        None => Ok(()),
+    }
 }
 
 /// The journal with what the commit says, if that is what was staged.
@@ -359,10 +383,7 @@ fn check_manifest(place: &Place, journal: &Journal) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        journal::{FORMAT, FileEntry, Stage},
-        types::NamedFile,
-    };
+    use crate::journal::{FORMAT, FileEntry, Stage};
 
     fn journal(files: &[(String, u64)]) -> Journal {
         let file = |(number, (name, size)): (usize, &(String, u64))| FileEntry {

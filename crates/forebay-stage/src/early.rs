@@ -14,7 +14,7 @@ use forebay_core::{Error, Result, sync::Mutex};
 use hashbrown::HashMap;
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 use tokio::{sync::Semaphore, time::sleep};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +30,8 @@ pub(crate) struct Early {
     turn: Turn,
     /// How often in a row the origin refused to abort.
     refusals: AtomicU32,
+    /// Uploads were begun by an earlier run of the node.
+    resumed: AtomicBool,
 }
 
 struct File {
@@ -46,6 +48,7 @@ impl Default for Early {
             places: Semaphore::new(FILES_IN_FLIGHT),
             turn: Turn::default(),
             refusals: AtomicU32::new(0),
+            resumed: AtomicBool::new(false),
         }
     }
 }
@@ -53,7 +56,7 @@ impl Default for Early {
 impl Early {
     /// Whether uploads may have been begun.
     pub fn is_begun(&self) -> bool {
-        !self.files.lock().is_empty()
+        self.resumed.load(Relaxed) || !self.files.lock().is_empty()
     }
 
     /// Bytes of files that are still being sent, or wait to be sent on.
@@ -101,6 +104,17 @@ pub(crate) fn start(inner: &Arc<Inner>, entry: &Arc<Entry>, file: FileEntry) {
     inner.tasks.spawn(entry.writes.track_future(task));
 }
 
+/// Goes on with a checkpoint that an earlier run of the node began and that is still being staged. It
+/// reads the disk.
+pub(crate) fn go_on(inner: &Arc<Inner>, entry: &Arc<Entry>) {
+    let is_begun = !upload::logs(&inner.folders(entry)).is_empty();
+    entry.early.resumed.store(is_begun, Relaxed);
+    let files = entry.state.lock().journal.files.clone();
+    for file in files {
+        start(inner, entry, file);
+    }
+}
+
 async fn send(
     inner: &Arc<Inner>,
     entry: &Arc<Entry>,
@@ -113,7 +127,12 @@ async fn send(
     while may_begin_now(inner, entry).await {
         let upload = match &mut upload {
             Some(upload) => upload,
-            None => upload.insert(Upload::open(inner, entry, file).await?),
+            None => {
+                let opened = Upload::open(inner, entry, file).await?;
+                // An earlier run may have sent some of it.
+                sent.store(opened.bytes_there(), Relaxed);
+                upload.insert(opened)
+            }
         };
         let may_begin = || !gives_way(inner, entry);
         if upload

@@ -86,6 +86,10 @@ pub(crate) struct State {
     pub uploads: usize,
     /// When something was heard of its writer, by the steady clock.
     pub used_ms: i64,
+    /// It was being staged before this start of the node.
+    pub resumed: bool,
+    /// Whether anything was heard of its writer since this start.
+    pub heard: bool,
     pub next_number: u32,
     pub error: Option<String>,
     /// The directory in which something of it that was to be noted found no room at last.
@@ -109,6 +113,12 @@ impl State {
         let idle_ms = steady_ms.saturating_sub(self.used_ms);
         let writes = self.phase != Phase::Staging || self.uploads > 0;
         !writes && idle_ms >= at_least.as_millis() as i64
+    }
+
+    /// Whether it was being staged before this start of the node, and nobody has gone on with it: it waits
+    /// for its writer, and is in nobody's way.
+    pub fn is_left(&self) -> bool {
+        self.resumed && !self.heard && self.is_idle(self.used_ms, Duration::ZERO)
     }
 }
 

@@ -273,24 +273,40 @@ impl Inner {
     }
 
     /// Drops, of the durable checkpoints with files in one of `dirs`, that which nobody read for the
-    /// longest time. `false`: there is none.
+    /// longest time; or else one that was being staged before this start, of whose writer nothing was
+    /// heard since. `false`: there is none.
     pub(crate) async fn evict_one(self: &Arc<Self>, dirs: &[usize]) -> bool {
         let may = |state: &State| {
-            state.phase == Phase::Durable && state.rooms.iter().any(|r| dirs.contains(&r.dir))
+            let goes = state.phase == Phase::Durable || state.is_left();
+            goes && state.rooms.iter().any(|r| dirs.contains(&r.dir))
         };
         let oldest = {
             let entries = self.entries.lock();
-            let durable = entries.values().filter_map(|e| {
+            let going = entries.values().filter_map(|e| {
                 let state = e.state.lock();
-                may(&state).then(|| (!e.readers.is_empty(), state.read_ms, e.clone()))
+                let key = (
+                    state.is_left(),
+                    !e.readers.is_empty(),
+                    state.read_ms,
+                    e.order,
+                );
+                may(&state).then(|| (key, e.clone()))
             });
             // The room of those that are read now comes late.
-            durable.min_by_key(|(is_read, read_ms, e)| (*is_read, *read_ms, e.order))
+            going.min_by_key(|(key, _)| *key)
         };
-        let Some((_, _, entry)) = oldest else {
+        let Some(((is_left, ..), entry)) = oldest else {
             return false;
         };
-        if entry.leave(may) {
+        if !entry.leave(|state| may(state) && state.is_left() == is_left) {
+            return true;
+        }
+        if is_left {
+            tracing::warn!(checkpoint = %entry.place, id = entry.folder, "a checkpoint that was begun \
+                before this start, and that nobody has gone on with, makes room");
+            self.stats.abandoned.fetch_add(1, Relaxed);
+            self.discard(&entry).await;
+        } else {
             tracing::debug!(checkpoint = %entry.place, "a durable checkpoint makes room");
             self.drop_local(&entry).await;
         }

@@ -20,7 +20,8 @@
 //!
 //! - `stages.rs`: the checkpoints of a node, and how one begins; `look.rs`: what it is to replace;
 //!   `entry.rs`: one of them; `types.rs`: what writers and readers say and are told.
-//! - `arrive.rs`: its files come; `commit.rs`: they are all; `read.rs`: they are read.
+//! - `arrive.rs`: its files come; `arrived.rs`: which have; `commit.rs`: they are all; `read.rs`: they
+//!   are read.
 //! - `early.rs`, `upload.rs`, `flush.rs`, `manifest.rs`: how it gets to the origin.
 //! - `leave.rs`: it is given up, removed, or makes room; `recover.rs`: what earlier runs left.
 //! - `file.rs`, `journal.rs`, `home.rs`, `rooms.rs`: what is on the disk, and the room there.
@@ -34,7 +35,9 @@
 //! - No object is made at the origin before the commit. Uploads that were begun for what is never
 //!   committed are aborted. (A part of a checkpoint at several nodes is made when it is committed
 //!   itself: if the whole never is, its files stay, without a manifest.)
-//! - After a `kill -9` at any moment, the next start goes on where the journal stands.
+//! - After a `kill -9` at any moment, the next start goes on where the journal stands. What was begun and
+//!   not committed waits for its writer, as long as `abandon_after` says, and keeps neither its name nor
+//!   its room from others.
 //! - Disk, memory, parts in flight, files and waits are bounded.
 //!
 //! [`Store::set_aside`]: forebay_store::Store::set_aside
@@ -42,6 +45,7 @@
 #![warn(missing_docs)]
 
 mod arrive;
+mod arrived;
 mod commit;
 mod early;
 mod entry;

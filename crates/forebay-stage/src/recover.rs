@@ -1,23 +1,23 @@
 //! What earlier runs left on the disk.
 
 use crate::{
-    early,
+    arrived, early,
     entry::{Phase, State},
     file::disk_bytes,
     flush, home,
     journal::{FileEntry, Journal, Stage, sync_folder},
     leave::remove_files,
+    look::Look,
     rooms::Room,
     stages::{FOLDER, Inner, JOURNAL_BYTES},
     types::Place,
-    upload,
 };
 use forebay_core::{Error, Result};
 use hashbrown::{HashMap, HashSet};
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
 };
 
 impl Inner {
@@ -72,9 +72,24 @@ impl Inner {
                 prefix: journal.prefix.clone(),
             };
             let order = self.order_from(journal.order);
+            let is_staging = phase == Phase::Staging;
+            let replaces = journal.part.is_none() && journal.replace;
+            let look =
+                (is_staging && replaces).then(|| Look::begin(self.engine.clone(), place.clone()));
+            let highest = match is_staging {
+                true => self.clear_unfinished(&folder, &dirs),
+                false => 0,
+            };
             let entry = self.entry(place, folder, home, journal, phase, order);
+            if let Some(look) = look {
+                let _ = entry.look.set(look);
+            }
             {
                 let mut state = entry.state.lock();
+                if is_staging {
+                    state.next_number = state.next_number.max(highest.saturating_add(1));
+                    (state.resumed, state.heard) = (true, false);
+                }
                 state.error = error;
                 for file in &entry_files(&state) {
                     if let Some(dir) = dirs.get(&file.number) {
@@ -90,6 +105,11 @@ impl Inner {
             match phase {
                 Phase::Removing => drop(self.tasks.spawn(flush::remove(self.clone(), entry))),
                 Phase::Durable => early::end_leftovers(self, &entry),
+                Phase::Staging => {
+                    tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint that \
+                        was begun before this start waits for its writer");
+                    early::go_on(self, &entry);
+                }
                 _ => {
                     tracing::info!(checkpoint = %entry.place, id = entry.folder, "a checkpoint \
                         that was staged before this start is flushed");
@@ -98,6 +118,31 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Removes the files of a checkpoint that had not arrived as a whole, which are those that are none of
+    /// `whole`. Returns the highest number that a file, or the log of its upload, has.
+    fn clear_unfinished(&self, folder: &str, whole: &HashMap<u32, usize>) -> u32 {
+        let mut highest = 0;
+        for dir in 0..self.dirs.len() {
+            let entries = fs::read_dir(self.folder(dir, folder));
+            for entry in entries.into_iter().flatten().flatten() {
+                let path = entry.path();
+                let stem = path.file_stem().and_then(|stem| stem.to_str());
+                let number = stem.and_then(|stem| stem.strip_prefix('f')?.parse::<u32>().ok());
+                let Some(number) = number else { continue };
+                highest = highest.max(number);
+                let is_log = path.extension().is_some();
+                if !is_log
+                    && whole.get(&number) != Some(&dir)
+                    && let Err(e) = fs::remove_file(&path)
+                {
+                    tracing::warn!(file = %path.display(), error = %e, "a file of a checkpoint that \
+                        had not arrived as a whole cannot be removed");
+                }
+            }
+        }
+        highest
     }
 
     /// The numbers of the cache directories that have one.
@@ -149,10 +194,13 @@ impl Inner {
                 home = Some((*dir, journal));
             }
         }
-        let Some((home, journal)) = home else {
+        let Some((home, mut journal)) = home else {
             self.check_homeless(folder, dirs, numbers)?;
             return Ok(None);
         };
+        if journal.stage == Stage::Staging {
+            arrived::read(&self.folder(home, folder), &mut journal.files);
+        }
         let mut at = HashMap::new();
         let mut lacking = None;
         for file in &journal.files {
@@ -168,17 +216,9 @@ impl Inner {
         }
         let phase = match journal.stage {
             Stage::Staging => {
-                tracing::warn!(checkpoint = %format_args!("{}/{}", journal.bucket, journal.prefix),
-                    id = folder, "a checkpoint that was begun and never committed is removed");
-                self.stats.abandoned.fetch_add(1, Relaxed);
-                let folders: Vec<PathBuf> = dirs.iter().map(|d| self.folder(*d, folder)).collect();
-                if upload::logs(&folders).is_empty() {
-                    return Ok(None);
-                }
-                // Uploads were begun for it, and are ended.
-                folders.iter().for_each(|folder| remove_files(folder));
-                at.clear();
-                Phase::Removing
+                // The others have to be sent again.
+                journal.files.retain(|file| at.contains_key(&file.number));
+                Phase::Staging
             }
             Stage::Durable if lacking.is_some() => return Ok(None),
             Stage::Durable => Phase::Durable,

@@ -235,13 +235,13 @@ impl Inner {
             .any(|entry| entry.state.lock().phase == Phase::Gone && of(entry))
     }
 
-    /// Of `dirs`, those in which there would be room if all that is durable went: of the cache's size,
-    /// and on the file system, which others may have filled.
+    /// Of `dirs`, those in which there would be room if all that may go went ([`Inner::evict_one`]): of
+    /// the cache's size, and on the file system, which others may have filled.
     async fn would_have_room(self: &Arc<Self>, bytes: u64, dirs: &[usize]) -> Result<Vec<usize>> {
         let mut warm = vec![0u64; self.dirs.len()];
         for entry in self.entries.lock().values() {
             let state = entry.state.lock();
-            if state.phase == Phase::Durable {
+            if state.phase == Phase::Durable || state.is_left() {
                 state.rooms.iter().for_each(|r| warm[r.dir] += r.bytes);
             }
         }

@@ -79,7 +79,7 @@ pub(crate) fn unknown(place: &Place, id: &str) -> Error {
         "{place}: no checkpoint with the id {:?} is being written here",
         shorten(id)
     ))
-    .hint("the node was started again, or gave it up: begin anew, at the node that the files go to")
+    .hint("it was given up, or begun at another node: begin anew, at the node that the files go to")
 }
 
 pub(crate) fn ended(e: tokio::task::JoinError) -> Error {
@@ -687,35 +687,37 @@ impl Inner {
         Err(there_is_one(place))
     }
 
-    /// One of this name that was not committed is in the way if somebody still writes it; another one
-    /// is given up: it is to be dropped.
+    /// One of this name that was not committed is in the way if somebody still writes it, which the
+    /// second result says; others are given up: they are to be dropped.
     fn hold_name(
         &self,
         entries: &HashMap<String, Arc<Entry>>,
         place: &Place,
-    ) -> Result<Option<Arc<Entry>>> {
+    ) -> (Vec<Arc<Entry>>, Result<()>) {
         let is_staging = |entry: &Entry| {
             let state = entry.state.lock();
             let staging = matches!(state.phase, Phase::Staging | Phase::Committing);
             staging && state.journal.part.is_none()
         };
-        let mut of_name = entries.values().filter(|e| e.place == *place);
-        let Some(entry) = of_name.find(|entry| is_staging(entry)) else {
-            return Ok(None);
-        };
         let steady = self.steady_ms();
-        if entry.leave(|state| state.is_idle(steady, HOLDS_NAME)) {
-            return Ok(Some(entry.clone()));
+        let (mut left, mut held) = (Vec::new(), Ok(()));
+        let of_name = entries.values().filter(|e| e.place == *place);
+        for entry in of_name.filter(|entry| is_staging(entry)) {
+            if entry.leave(|state| state.is_left() || state.is_idle(steady, HOLDS_NAME)) {
+                left.push(entry.clone());
+                continue;
+            }
+            held = Err(Error::conflict(format!(
+                "{place}: another writer is staging a checkpoint of this name (id {})",
+                entry.folder
+            ))
+            .hint(format!(
+                "one name has one writer at a time: wait for it, or give it up; one that sends nothing \
+                 for {} s no longer counts",
+                HOLDS_NAME.as_secs()
+            )));
         }
-        Err(Error::conflict(format!(
-            "{place}: another writer is staging a checkpoint of this name (id {})",
-            entry.folder
-        ))
-        .hint(format!(
-            "one name has one writer at a time: wait for it, or give it up; one that sends nothing \
-             for {} s no longer counts",
-            HOLDS_NAME.as_secs()
-        )))
+        (left, held)
     }
 
     async fn begin_now(
@@ -776,7 +778,7 @@ impl Inner {
             state.rooms.push(room);
             state.ahead = ahead;
         }
-        let left = {
+        let (left, held) = {
             let mut entries = self.entries.lock();
             if let Some(entry) = entries.get(&folder).cloned() {
                 drop(entries);
@@ -788,23 +790,26 @@ impl Inner {
                 ))
                 .hint("there is place for more when some of them are durable, or removed"));
             }
-            let left = match begin.part {
+            let (left, held) = match begin.part {
                 // Another one may have been committed since the origin was asked.
                 None if !begin.replace && is_pending(&entries, &place) => {
                     return Err(there_is_one(&place));
                 }
-                None => self.hold_name(&entries, &place)?,
-                Some(_) => None,
+                None => self.hold_name(&entries, &place),
+                Some(_) => (Vec::new(), Ok(())),
             };
-            entries.insert(folder.clone(), entry.clone());
-            left
+            if held.is_ok() {
+                entries.insert(folder.clone(), entry.clone());
+            }
+            (left, held)
         };
-        if let Some(old) = left {
+        for old in left {
             tracing::warn!(checkpoint = %place, id = old.folder, "a checkpoint that was not \
                 committed gives way to another of its name");
             self.stats.abandoned.fetch_add(1, Relaxed);
             self.discard(&old).await;
         }
+        held?;
         self.note_first(&entry).await?;
         self.stats.begun.fetch_add(1, Relaxed);
         Ok(self.status_of(&entry))
@@ -857,6 +862,8 @@ impl Inner {
                 dirs: HashMap::new(),
                 uploads: 0,
                 used_ms: steady,
+                resumed: false,
+                heard: true,
                 next_number,
                 error: None,
                 full: None,

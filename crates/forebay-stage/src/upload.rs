@@ -302,7 +302,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Bytes of the parts that the origin has.
-    fn bytes_there(&self) -> u64 {
+    pub fn bytes_there(&self) -> u64 {
         self.log.lock().parts.values().map(|(_, size)| *size).sum()
     }
 

@@ -393,8 +393,9 @@ async fn a_checkpoint_is_staged_flushed_and_visible_at_once() {
 }
 
 #[tokio::test]
-async fn a_killed_node_finishes_what_was_staged_and_removes_what_was_not() {
-    let site = Site::new(256 << 20);
+async fn a_killed_node_finishes_what_was_staged_and_keeps_what_was_begun() {
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
     let run = site.start();
     *site.origin.parts_left.lock() = Some(3);
     let id = run.save("run/step-1", 1).await.unwrap();
@@ -422,16 +423,16 @@ async fn a_killed_node_finishes_what_was_staged_and_removes_what_was_not() {
     );
     assert!(site.origin.objects.lock()[&format!("run/step-1/{id}/data")].0 == data(1));
     assert!(!site.keys().iter().any(|k| k.starts_with("run/step-2")));
+    // Its writer goes on, and knows nothing of the restart.
+    run.put("run/step-2", &half, "more", b"more").await.unwrap();
+    run.commit("run/step-2", &half, &[("data", data(2).len()), ("more", 4)])
+        .await
+        .unwrap();
+    assert!(run.durable("run/step-2", &half).await);
+    assert!(site.object(&format!("run/step-2/{half}/data")).unwrap() == data(2));
     assert_eq!(
-        kind(run.put("run/step-2", &half, "more", b"x").await),
-        ErrorKind::NotFound
-    );
-    assert_eq!(
-        kind(
-            run.commit("run/step-2", &half, &[("data", data(2).len())])
-                .await
-        ),
-        ErrorKind::NotFound
+        site.object(&format!("run/step-2/{half}/more")).unwrap(),
+        b"more"
     );
     // Warm after a restart too, until the disk says otherwise.
     run.kill().await;
@@ -1866,7 +1867,144 @@ async fn a_commit_that_could_not_be_noted_is_none_after_a_restart() {
     assert_eq!(kind(done), ErrorKind::NoRoom);
     run.kill().await;
     let run = site.start();
-    assert!(run.stages.list().is_empty());
+    let listed = run.stages.list();
+    assert!(listed.len() == 1 && !listed[0].staged, "{listed:?}");
+    assert!(site.keys().is_empty());
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
+}
+
+/// The files in the folder of a checkpoint that are its own.
+fn files_of(site: &Site, id: &str) -> Vec<String> {
+    let folder = site.dir.path().join("staged").join(id);
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut files: Vec<String> = names
+        .filter(|name| {
+            name.strip_prefix('f')
+                .is_some_and(|n| n.parse::<u32>().is_ok())
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+#[tokio::test]
+async fn files_that_arrived_before_a_restart_are_committed_after_it() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin_early(&site, "run/x").await;
+    let there = || run.stages.list()[0].bytes_at_origin;
+    until(|| there() == data(1).len() as u64).await;
+    for text in [&b"first"[..], &b"second"[..]] {
+        run.put("run/x", &id, "twice", text).await.unwrap();
+    }
+    // One is on its way when the node is killed.
+    let (stages, of) = (run.stages.clone(), id.clone());
+    let half = tokio::spawn(async move {
+        let some = Ok(Bytes::from_static(b"some of it"));
+        let body = stream::iter([some]).chain(stream::pending()).boxed();
+        let place = place("run/x");
+        stages.put(&place, &of, None, "half", Some(20), body).await
+    });
+    until(|| files_of(&site, &id) == ["f1", "f3", "f4"]).await;
+    let unfinished = site.dir.path().join("staged").join(&id).join("f4");
+    let copy = std::fs::read(&unfinished).unwrap();
+    half.abort();
+    let _ = half.await;
+    until(|| !unfinished.exists()).await;
+    run.kill().await;
+    // As a kill leaves it, which nothing removes.
+    std::fs::write(&unfinished, copy).unwrap();
+    let run = site.start();
+    assert_eq!(files_of(&site, &id), ["f1", "f3"]);
+    let status = run.stages.list().remove(0);
+    let all = data(1).len() + 6;
+    assert_eq!((&*status.state, status.files), ("staging", 2));
+    assert_eq!(status.bytes, all as u64);
+    let room = run.stages.gauges().pending_bytes;
+    assert!(room >= all as u64, "{room}");
+    // What is named and not here was lost, and its writer has to know.
+    let files = [("data", data(1).len()), ("twice", 6), ("half", 20)];
+    let done = run.commit("run/x", &id, &files).await;
+    assert_eq!(kind(done), ErrorKind::NotFound);
+    run.put("run/x", &id, "half", &[7; 20]).await.unwrap();
+    assert_eq!(files_of(&site, &id), ["f1", "f3", "f5"]);
+    run.commit("run/x", &id, &files).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert!(site.object(&format!("run/x/{id}/data")).unwrap() == data(1));
+    assert_eq!(
+        site.object(&format!("run/x/{id}/twice")).unwrap(),
+        b"second"
+    );
+    assert_eq!(site.origin.parts.load(SeqCst), 6, "each part once");
+    until(|| site.origin.uploads.lock().is_empty()).await;
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_waits_for_its_writer_after_a_restart_is_in_nobodys_way() {
+    let site = Site::new(64 << 20);
+    // Its name, with the parts that are at the origin.
+    let run = site.start();
+    let old = run.begin_early(&site, "run/x").await;
+    run.kill().await;
+    let run = site.start();
+    let new = run.begin("run/x", true).await.unwrap();
+    let done = run.commit("run/x", &old, &[("data", data(1).len())]).await;
+    assert_eq!(kind(done), ErrorKind::NotFound);
+    run.abandon("run/x", &new).await.unwrap();
+    let stages = run.stages.clone();
+    until(|| stages.list().is_empty() && site.origin.uploads.lock().is_empty()).await;
+    // Once its writer is heard of, it is not.
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    run.kill().await;
+    let run = site.start();
+    run.put("run/x", &id, "more", b"more").await.unwrap();
+    assert_eq!(kind(run.begin("run/x", true).await), ErrorKind::Conflict);
+    run.abandon("run/x", &id).await.unwrap();
+    // Its room: half of the cache is for checkpoints.
+    let id = run.begin("run/old", true).await.unwrap();
+    let large = noise(20 * MIB, 1);
+    run.put("run/old", &id, "data", &large).await.unwrap();
+    run.kill().await;
+    let run = site.start();
+    let id = run.begin("run/new", true).await.unwrap();
+    run.put("run/new", &id, "data", &large).await.unwrap();
+    let listed = run.stages.list();
+    let names: Vec<&str> = listed.iter().map(|s| s.prefix.as_str()).collect();
+    let going = |s: &forebay_stage::Status| s.state == "removing";
+    assert!(names.contains(&"run/new"), "{names:?}");
+    assert!(
+        listed.iter().all(|s| s.prefix == "run/new" || going(s)),
+        "{listed:?}"
+    );
+    run.commit("run/new", &id, &[("data", large.len())])
+        .await
+        .unwrap();
+    assert!(run.durable("run/new", &id).await);
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_nobody_goes_on_with_after_a_restart_is_given_up() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    run.kill().await;
+    let run = site.start();
+    let expires_ms = run.stages.list()[0].expires_ms;
+    assert_eq!(
+        expires_ms,
+        (NOW + Duration::from_secs(3600)).as_millis() as i64
+    );
+    site.clock.advance(Duration::from_secs(3601));
+    let stages = run.stages.clone();
+    until(|| stages.list().is_empty()).await;
+    assert_eq!(run.stages.stats().abandoned.load(SeqCst), 1);
     assert!(site.keys().is_empty() && site.on_disk() == 0);
     run.kill().await;
 }
@@ -1943,7 +2081,14 @@ async fn a_commit_goes_on_with_what_is_on_its_way() {
 
 #[tokio::test]
 async fn what_was_begun_and_never_committed_leaves_no_upload() {
-    for way in ["given up", "left", "killed", "in the way", "refused"] {
+    for way in [
+        "given up",
+        "left",
+        "killed",
+        "killed, and sends nothing early",
+        "in the way",
+        "refused",
+    ] {
         let mut site = Site::new(256 << 20);
         site.config.abandon_after = Duration::from_secs(60);
         let mut run = site.start();
@@ -1955,6 +2100,13 @@ async fn what_was_begun_and_never_committed_leaves_no_upload() {
             "killed" => {
                 run.kill().await;
                 run = site.start();
+                site.clock.advance(Duration::from_secs(61));
+            }
+            "killed, and sends nothing early" => {
+                run.kill().await;
+                site.config.send_early = false;
+                run = site.start();
+                site.clock.advance(Duration::from_secs(61));
             }
             "in the way" => {
                 site.clock.advance(Duration::from_secs(31));

@@ -145,11 +145,11 @@ class StorageWriter(_StorageWriter):
             ``checkpoints.deadline`` says. 0: whenever.
         meta: JSON that readers of the manifest are told; at most 64 KiB.
         retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
-            limits, or is started again. A rank that saves alone, and ranks at other nodes than that
-            of rank 0, write their files anew then. If several ranks save, those at the node of rank
-            0 write a file again that it did not take. They do not write again what it had taken: if
-            that node is started again before the commit, the save fails, and nothing of it is
-            visible. Save again then.
+            limits, or is started again. A file that the node did not take is written again (a rank
+            that saves alone, and ranks at other nodes than that of rank 0, write all of theirs).
+            What it had taken, it still has after a start. If several ranks save and the machine of
+            rank 0's node loses power before the commit, what it had taken may be lost: the save
+            fails, and nothing of it is visible. Save again then.
     """
 
     def __init__(
@@ -267,8 +267,8 @@ class StorageWriter(_StorageWriter):
         elif where.elsewhere and self._node() != where.coordinator:
             results = self._write_part(where, plan, planner)
         else:
-            # If the coordinator's node was started again meanwhile, it does not know the id. A part
-            # would go to the origin all the same, and nobody would remove it there.
+            # If the coordinator's node does not know the id any more, a part would go to the origin
+            # all the same, and nobody would remove it there.
             writing = _wire.Writing.joined(self.client, self._name(), where.id)
             try:
                 results = self._write(writing, where, plan, planner, False, self.retry_for)

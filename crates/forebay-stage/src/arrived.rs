@@ -1,0 +1,127 @@
+//! Which files of a checkpoint have arrived before its commit: a line for each in a log beside the
+//! journal, so that a start of the node in between loses none of them.
+//!
+//! The log is appended and never synced: a file is on the disk, synced, before its line is written. What
+//! a loss of power takes from the log are files that have to be sent again.
+
+use crate::{
+    entry::{Entry, Phase},
+    journal::FileEntry,
+    stages::{Inner, disk_error, ended},
+};
+use forebay_core::Result;
+use hashbrown::HashMap;
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::Path,
+    sync::Arc,
+};
+use tokio::task::spawn_blocking;
+
+const NAME: &str = "arrived.log";
+
+fn append(folder: &Path, file: &FileEntry) -> Result<()> {
+    let path = folder.join(NAME);
+    let failed = |e| disk_error("the log of a checkpoint's files", &path, e);
+    let mut line = serde_json::to_vec(file).unwrap_or_default();
+    // The line before may be torn.
+    line.insert(0, b'\n');
+    line.push(b'\n');
+    let mut log = File::options()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .map_err(failed)?;
+    log.write_all(&line).map_err(failed)
+}
+
+/// Adds what the log in `folder` has to `files`: of several of one name, the last one stays. A line that
+/// is not whole is no line.
+pub(crate) fn read(folder: &Path, files: &mut Vec<FileEntry>) {
+    let text = fs::read(folder.join(NAME)).unwrap_or_default();
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for (at, file) in files.iter().enumerate() {
+        places.insert(file.name.clone(), at);
+    }
+    for line in text.split(|b| *b == b'\n') {
+        let Ok(file) = serde_json::from_slice::<FileEntry>(line) else {
+            continue;
+        };
+        match places.get(&file.name) {
+            Some(at) => files[*at] = file,
+            None => {
+                places.insert(file.name.clone(), files.len());
+                files.push(file);
+            }
+        }
+    }
+}
+
+/// Removes the log in `folder`: the journal says it all.
+pub(crate) fn forget(folder: &Path) {
+    let _ = fs::remove_file(folder.join(NAME));
+}
+
+impl Inner {
+    /// Notes that a file has arrived. If that fails, the file is here all the same, until the next start.
+    pub(crate) async fn note_arrived(&self, entry: &Arc<Entry>, file: FileEntry) {
+        let (of, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
+        let noted = spawn_blocking(move || {
+            // One after the other, and not one that another has replaced by now: the last line counts.
+            let _one = of.saving.lock();
+            let is_current = {
+                let state = of.state.lock();
+                let is_open = matches!(state.phase, Phase::Staging | Phase::Committing);
+                is_open && state.dirs.contains_key(&file.number)
+            };
+            match is_current {
+                true => append(&folder, &file),
+                false => Ok(()),
+            }
+        });
+        if let Err(e) = noted.await.map_err(ended).flatten() {
+            tracing::debug!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+                "that a file has arrived could not be noted");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(name: &str, size: u64, number: u32) -> FileEntry {
+        FileEntry {
+            name: name.into(),
+            size,
+            number,
+            last: false,
+            uploaded: false,
+            etag: None,
+        }
+    }
+
+    #[test]
+    fn the_last_line_of_a_name_counts_and_a_torn_one_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = vec![file("noted", 1, 1)];
+        read(dir.path(), &mut files);
+        assert_eq!(files, [file("noted", 1, 1)]);
+        for arrived in [file("a", 2, 2), file("b", 3, 3), file("a", 4, 4)] {
+            append(dir.path(), &arrived).unwrap();
+        }
+        let path = dir.path().join(NAME);
+        let mut text = fs::read(&path).unwrap();
+        text.extend_from_slice(br#"{"name":"torn","si"#);
+        fs::write(&path, &text).unwrap();
+        append(dir.path(), &file("noted", 5, 6)).unwrap();
+        read(dir.path(), &mut files);
+        let wanted = [file("noted", 5, 6), file("a", 4, 4), file("b", 3, 3)];
+        assert_eq!(files, wanted);
+        forget(dir.path());
+        let mut none = Vec::new();
+        read(dir.path(), &mut none);
+        assert!(none.is_empty());
+    }
+}
