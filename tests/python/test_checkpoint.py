@@ -2506,6 +2506,22 @@ def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
     plugin.remove_checkpoint("forebay://runs/top/never.ckpt")
 
 
+def test_lightning_says_why_training_does_not_end_yet(own, monkeypatch, caplog):
+    from forebay.checkpoint import _lightning
+
+    monkeypatch.setattr(_lightning, "_TOLD_SECONDS", 0.3)
+    plugin = ckpt.CheckpointIO(own.client)
+    with pytest.raises(TypeError, match="storage_options"):
+        plugin.save_checkpoint({"step": 0}, "forebay://runs/late/0.ckpt", storage_options={"a": 1})
+    own.pause()
+    plugin.save_checkpoint({"step": 1}, "forebay://runs/late/1.ckpt")
+    threading.Timer(2.0, own.go_on).start()
+    plugin.teardown()
+    assert plugin.handle.durable
+    said = "training ends when its last checkpoint is durable: forebay://runs/late/1.ckpt is not"
+    assert said in caplog.text
+
+
 def test_lightning_goes_on_when_a_removal_fails(own, monkeypatch, caplog):
     plugin = ckpt.CheckpointIO(own.client)
     names = [f"forebay://runs/fails/{step}.ckpt" for step in range(3)]

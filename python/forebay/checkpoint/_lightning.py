@@ -11,7 +11,7 @@ import warnings
 from .._arguments import client_of
 from .._fetch import UNSURE
 from .._forebay import Client
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, NotFound, Timeout
 from . import _wire
 
 try:
@@ -26,17 +26,21 @@ except ModuleNotFoundError:
 
 log = logging.getLogger("forebay")
 
+#: How often the log says why training does not end yet.
+_TOLD_SECONDS = 60.0
+
 
 class CheckpointIO(_CheckpointIO):
     """``Trainer(plugins=[forebay.checkpoint.CheckpointIO(client)])``: each checkpoint is staged on
     the node's disk, and training goes on while it goes to the bucket.
 
     ``ModelCheckpoint(dirpath="forebay://bucket/run")`` says where (Lightning itself looks there,
-    too, at the node of ``FOREBAY_NODE``); ``teardown`` waits until the last one is durable. A
-    checkpoint that is to go stays until the one that was saved last is durable, so that the bucket
-    always has one, and training does not wait for that. If that one is lost before (with the node's
-    disk, say), what was to go stays. If the node or the bucket fails at a removal, it is tried
-    again at the next one, and at the end; what stays then, the log says.
+    too, at the node of ``FOREBAY_NODE``); ``teardown`` waits until the last one is durable, and the
+    log says each minute why it is not. A checkpoint that is to go stays until the one that was
+    saved last is durable, so that the bucket always has one, and training does not wait for that.
+    If that one is lost before (with the node's disk, say), what was to go stays. If the node or the
+    bucket fails at a removal, it is tried again at the next one, and at the end; what stays then,
+    the log says.
 
     To resume, give the full path: ``trainer.fit(model, data, ckpt_path="forebay://…")``. Lightning
     looks for ``ckpt_path="last"`` in the local file system, does not find it, and begins anew. Its
@@ -79,6 +83,12 @@ class CheckpointIO(_CheckpointIO):
     ) -> None:
         from . import save
 
+        if storage_options is not None:
+            # As Lightning's own plugin says it.
+            raise TypeError(
+                "save_checkpoint(..., storage_options=...) is not supported: this plugin has no"
+                f" options for a checkpoint, and was given {storage_options!r}"
+            )
         name = os.fspath(path)
         self.handle = save(
             checkpoint,
@@ -167,10 +177,21 @@ class CheckpointIO(_CheckpointIO):
             if last and (checkpoint.id == last.id or (checkpoint.id, name) == (None, last.name)):
                 self._removed_last = True
 
+    def _wait(self, last: _wire.Checkpoint) -> None:
+        """Waits until the one that was saved last is durable, and says why that takes long."""
+        while True:
+            try:
+                last.wait(_TOLD_SECONDS)
+                return
+            except Timeout as e:
+                # A node that does not answer is not waited for.
+                last.status()
+                log.warning("training ends when its last checkpoint is durable: %s", e)
+
     def teardown(self) -> None:
         if self.handle is not None and not self._removed_last:
             try:
-                self.handle.wait()
+                self._wait(self.handle)
             except NotFound as e:
                 log.warning("the checkpoint that was saved last is lost: %s", e)
         for checkpoint in self._going.values():
