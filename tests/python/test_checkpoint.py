@@ -233,6 +233,29 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+def test_safetensors_are_copied_one_at_a_time(site, monkeypatch):
+    import weakref
+
+    from forebay.checkpoint import _formats
+
+    memory_of = _formats.memory_of
+    copies: list[weakref.ref] = []
+
+    def counts(tensor):
+        copies.append(weakref.ref(tensor))
+        # The last one goes when the next one has taken its name.
+        assert sum(copy() is not None for copy in copies) <= 2
+        return memory_of(tensor)
+
+    monkeypatch.setattr(_formats, "memory_of", counts)
+    wanted = {f"t{n}": torch.rand(100, 50 + n).t() for n in range(6)}
+    wanted |= {"none": torch.zeros(0, 3), "expanded": torch.arange(3.0).expand(4, 3)}
+    saved = ckpt.save(wanted, "s3://runs/st/copied", client=site.client, format="safetensors")
+    assert len(copies) == len(wanted)
+    monkeypatch.undo()
+    assert same(ckpt.load(saved.name, client=site.client), wanted)
+
+
 @pytest.mark.parametrize(
     ("header", "kind"),
     [

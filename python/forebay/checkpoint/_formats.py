@@ -103,21 +103,23 @@ def save_torch(writing: Writing, state: object) -> None:
 
 def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
     header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
-    tensors, at = [], 0
-    for name, value in state.items():
-        # A reader takes the bytes, and not what a view does to them.
-        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    at = 0
+    for name, tensor in state.items():
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + tensor.nbytes],
         }
         at += tensor.nbytes
-        tensors.append(tensor)
     text = json.dumps(header).encode()
     text += b" " * (-(8 + len(text)) % ALIGNED_BYTES)
-    views = [len(text).to_bytes(8, "little") + text, *map(memory_of, tensors)]
-    writing.put(FILES["safetensors"], views)
+    with writing.file(FILES["safetensors"], 8 + len(text) + at) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        # Of what lies elsewhere or in another order, there is one copy at a time.
+        for value in state.values():
+            # A reader takes the bytes, and not what a view does to them.
+            tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+            file.write(memory_of(tensor))
 
 
 def check_safetensors(state: object) -> None:
