@@ -24,7 +24,7 @@ use crate::{
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
 use forebay_engine::{PutCondition, PutRequest, ReadOptions};
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use std::{
     future::Future,
     mem,
@@ -42,6 +42,8 @@ pub(crate) const PAUSE_FIRST: Duration = Duration::from_millis(500);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Files of one checkpoint that are sent at the same time; their parts share a limit of the node.
 pub(crate) const FILES_IN_FLIGHT: usize = 16;
+/// Removals of one checkpoint that are under way at the same time.
+const REMOVALS_IN_FLIGHT: usize = 16;
 /// The journal is written at most so often while files are sent.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether the origin has the files of other nodes.
@@ -462,18 +464,16 @@ fn manifest_name(place: &Place) -> Result<ObjectName> {
 async fn clean(inner: &Inner, entry: &Entry) -> Result<()> {
     let keys = entry.state.lock().journal.remove.clone();
     let (mut left, mut why) = (0_usize, None);
-    for key in keys {
-        let removed = match ObjectName::new(entry.place.bucket.as_str(), key) {
-            Ok(name) => inner.engine.delete(&name).await,
-            Err(e) => Err(e),
-        };
-        match removed {
-            Err(e) if e.kind().is_transient() => return Err(e),
-            Err(e) => {
-                left += 1;
-                why.get_or_insert(e);
+    for keys in keys.chunks(REMOVALS_IN_FLIGHT) {
+        for removed in delete_together(inner, entry, keys).await {
+            match removed {
+                Err(e) if e.kind().is_transient() => return Err(e),
+                Err(e) => {
+                    left += 1;
+                    why.get_or_insert(e);
+                }
+                Ok(()) => {}
             }
-            Ok(()) => {}
         }
     }
     if let Some(e) = why {
@@ -484,10 +484,22 @@ async fn clean(inner: &Inner, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
+async fn delete(inner: &Inner, entry: &Entry, key: &str) -> Result<()> {
+    let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
+    inner.engine.delete(&name).await
+}
+
+/// Deletes a few objects at the same time. All of that has ended when this returns: none is deleted
+/// later, when its key may be another one's.
+async fn delete_together(inner: &Inner, entry: &Entry, keys: &[String]) -> Vec<Result<()>> {
+    join_all(keys.iter().map(|key| delete(inner, entry, key))).await
+}
+
+/// Deletes objects in any order.
 async fn delete_all(inner: &Inner, entry: &Entry, keys: Vec<String>) -> Result<()> {
-    for key in keys {
-        let name = ObjectName::new(entry.place.bucket.as_str(), key)?;
-        inner.engine.delete(&name).await?;
+    for keys in keys.chunks(REMOVALS_IN_FLIGHT) {
+        let removed = delete_together(inner, entry, keys).await;
+        removed.into_iter().collect::<Result<()>>()?;
     }
     Ok(())
 }
@@ -628,9 +640,9 @@ async fn remove_tops(inner: &Inner, entry: &Entry, journal: &Journal) -> Result<
     let last = last.map(|file| file.name.as_str());
     if is_mine {
         // The manifest as the last of these: as long as it is there, they are this checkpoint's.
-        let keys = last.chain([MANIFEST]);
-        let keys = keys.map(|name| format!("{}/{name}", place.prefix));
-        delete_all(inner, entry, keys.collect()).await?;
+        for name in last.chain([MANIFEST]) {
+            delete(inner, entry, &format!("{}/{name}", place.prefix)).await?;
+        }
     } else if journal.publishing && !journal.whole {
         for name in last {
             put_back(inner, place, name, there.as_ref()).await?;

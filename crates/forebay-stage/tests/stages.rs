@@ -1311,6 +1311,41 @@ async fn a_durable_one_is_removed_as_a_whole() {
 }
 
 #[tokio::test]
+async fn files_are_removed_many_at_a_time() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let names: Vec<String> = (0..64).map(|n| format!("f{n}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let save = async || {
+        let id = run.begin("run/x", true).await.unwrap();
+        for name in &names {
+            run.put("run/x", &id, name, b"x").await.unwrap();
+        }
+        run.commit("run/x", &id, &files).await.unwrap();
+        assert!(run.durable("run/x", &id).await);
+    };
+    save().await;
+    // One after the other, they would take more than six seconds.
+    let most = Duration::from_secs(4);
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(100);
+    let began = std::time::Instant::now();
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert!(began.elapsed() < most, "{:?}", began.elapsed());
+    assert_eq!(site.keys().len(), 2);
+    *site.origin.acknowledges_after.lock() = Duration::ZERO;
+    save().await;
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(100);
+    let began = std::time::Instant::now();
+    run.stages.remove(&place("run/x"), None).await.unwrap();
+    assert!(began.elapsed() < most, "{:?}", began.elapsed());
+    assert!(site.keys().is_empty());
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_removal_that_takes_long_leaves_the_next_of_the_name_alone() {
     let site = Site::new(256 << 20);
     let run = site.start();
