@@ -15,7 +15,7 @@ use crate::{
     early,
     entry::{Entry, Phase},
     file::Reader,
-    journal::{FileEntry, Journal, Stage},
+    journal::{Elsewhere, FileEntry, Journal, Stage},
     manifest::{MANIFEST, Manifest},
     stages::{Inner, ended, unknown},
     types::Place,
@@ -46,7 +46,7 @@ pub(crate) const FILES_IN_FLIGHT: usize = 16;
 const REMOVALS_IN_FLIGHT: usize = 16;
 /// The journal is written at most so often while files are sent.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// How often it is looked whether the origin has the files of other nodes.
+/// How often it is looked whether the origin has a file of another node that was not there before.
 const ELSEWHERE_EVERY: Duration = Duration::from_secs(1);
 
 /// How a flush that did not fail ended.
@@ -273,31 +273,49 @@ async fn note_sent(inner: &Inner, entry: &Arc<Entry>) -> Result<()> {
 /// Until the origin has what other nodes send.
 async fn wait_for_others(inner: &Inner, entry: &Entry) -> Result<()> {
     let others = entry.state.lock().journal.elsewhere.clone();
+    let turn = AsyncMutex::new(());
+    let waited = stream::iter(others).map(|file| wait_for_other(inner, entry, file, &turn));
+    waited
+        .buffer_unordered(FILES_IN_FLIGHT)
+        .try_collect::<Vec<()>>()
+        .await?;
+    Ok(())
+}
+
+/// One that is not there yet is looked for when it is its turn.
+async fn wait_for_other(
+    inner: &Inner,
+    entry: &Entry,
+    file: Elsewhere,
+    turn: &AsyncMutex<()>,
+) -> Result<()> {
+    let name = name_of(entry, &file.name)?;
+    if is_there(inner, &name, file.size).await? {
+        return Ok(());
+    }
+    let _mine = turn.lock().await;
+    while !is_there(inner, &name, file.size).await? {
+        entry.state.lock().error = Some(format!("{name}: another node has not sent it yet"));
+        sleep(ELSEWHERE_EVERY).await;
+    }
+    Ok(())
+}
+
+/// Whether the origin has an object of this name and size now.
+async fn is_there(inner: &Inner, name: &ObjectName, size: u64) -> Result<bool> {
     let now = ReadOptions {
         bypass: true,
         ..ReadOptions::default()
     };
-    for file in others {
-        let name = name_of(entry, &file.name)?;
-        loop {
-            match inner.engine.head(&name, &now).await {
-                Ok(head) if head.meta.size == file.size => break,
-                Ok(head) => {
-                    return Err(Error::conflict(format!(
-                        "{name} has {} bytes, and the commit says {}",
-                        head.meta.size, file.size
-                    )));
-                }
-                Err(e) if e.kind() == ErrorKind::NotFound => {
-                    entry.state.lock().error =
-                        Some(format!("{name}: another node has not sent it yet"));
-                    sleep(ELSEWHERE_EVERY).await;
-                }
-                Err(e) => return Err(e),
-            }
-        }
+    match inner.engine.head(name, &now).await {
+        Ok(head) if head.meta.size == size => Ok(true),
+        Ok(head) => Err(Error::conflict(format!(
+            "{name} has {} bytes, and the commit says {size}",
+            head.meta.size
+        ))),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
     }
-    Ok(())
 }
 
 /// The manifest that the origin has of this name, whichever checkpoint it is of.

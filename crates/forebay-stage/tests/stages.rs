@@ -1489,6 +1489,50 @@ async fn parts_at_several_nodes_are_one_checkpoint() {
 }
 
 #[tokio::test]
+async fn files_of_other_nodes_are_looked_for_many_at_a_time() {
+    let site = Site::new(256 << 20);
+    let there = site.beside();
+    let (run, other) = (site.start(), there.start());
+    let id = run.begin("wide", true).await.unwrap();
+    run.put("wide", &id, "r0", b"r0").await.unwrap();
+    let names: Vec<String> = (0..64).map(|n| format!("r1-{n}")).collect();
+    let files: Vec<(&str, usize)> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let (wide, part) = (place("wide"), Some("r1"));
+    let begin = Begin {
+        id: Some(id.clone()),
+        part: part.map(str::to_owned),
+        replace: true,
+        bytes: None,
+    };
+    other.stages.begin(&wide, begin).await.unwrap();
+    for name in &names {
+        let sent = other
+            .stages
+            .put(&wide, &id, part, name, Some(1), body(b"x"));
+        sent.await.unwrap();
+    }
+    let sent = other.stages.commit(&wide, &id, part, named(&files));
+    sent.await.unwrap();
+    until(|| site.keys().len() == 64).await;
+    // One after the other, the answers would take more than six seconds.
+    *site.origin.latency.lock() = Duration::from_millis(100);
+    let mut commit = named(&[("r0", 2)]);
+    commit.elsewhere = named(&files).files;
+    let began = std::time::Instant::now();
+    let committed = run.stages.commit(&wide, &id, None, commit);
+    committed.await.unwrap();
+    assert!(run.durable("wide", &id).await);
+    assert!(
+        began.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        began.elapsed()
+    );
+    *site.origin.latency.lock() = Duration::ZERO;
+    run.kill().await;
+    other.kill().await;
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_never_sent_or_read() {
     let mut site = Site::new(256 << 20);
     site.config.send_early = false;
