@@ -64,6 +64,8 @@ pub(crate) struct Entry {
     pub cancel: CancellationToken,
     /// What changes the origin and goes on when the flush is cancelled.
     pub writes: TaskTracker,
+    /// Of these, uploads that are being begun: nobody else knows of them yet.
+    pub begins: TaskTracker,
     /// Who reads its files.
     pub readers: TaskTracker,
     /// What goes out of it before its commit.

@@ -120,6 +120,8 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
         }
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
+        // Uploads that this attempt left behind are noted before the next one looks which there are.
+        entry.begins.wait().await;
     }
 }
 

@@ -837,9 +837,10 @@ impl Inner {
             .map(|f| f.number + 1)
             .max()
             .unwrap_or(1);
-        let writes = TaskTracker::new();
-        // It can be waited for at any time.
+        let (writes, begins) = (TaskTracker::new(), TaskTracker::new());
+        // They can be waited for at any time.
         writes.close();
+        begins.close();
         Arc::new(Entry {
             place,
             folder,
@@ -850,6 +851,7 @@ impl Inner {
             at_origin: AtomicU64::new(0),
             cancel: self.stop.child_token(),
             writes,
+            begins,
             readers: TaskTracker::new(),
             early: Early::default(),
             refusals: Mutex::default(),

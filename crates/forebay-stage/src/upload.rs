@@ -279,6 +279,7 @@ impl<'a> Upload<'a> {
             }
             Err(e)
         };
+        let begun = self.entry.begins.track_future(begun);
         to_its_end(self.inner, self.entry, begun).await
     }
 

@@ -2089,6 +2089,33 @@ async fn what_nobody_goes_on_with_after_a_restart_is_given_up() {
 }
 
 #[tokio::test]
+async fn an_upload_that_is_being_begun_when_another_file_fails_is_gone_on_with() {
+    let mut site = Site::new(256 << 20);
+    site.config.send_early = false;
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", &data(1)).await.unwrap();
+    run.put("run/x", &id, "small", b"small").await.unwrap();
+    // The small one fails long before the node hears that the upload of the other one has begun.
+    *site.origin.latency.lock() = Duration::from_millis(200);
+    *site.origin.acknowledges_after.lock() = Duration::from_millis(1500);
+    site.origin.down.store(true, SeqCst);
+    run.commit("run/x", &id, &[("data", data(1).len()), ("small", 5)])
+        .await
+        .unwrap();
+    run.failed().await;
+    assert_eq!(site.origin.uploads_begun.load(SeqCst), 1);
+    *site.origin.latency.lock() = Duration::ZERO;
+    *site.origin.acknowledges_after.lock() = Duration::ZERO;
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.origin.uploads_begun.load(SeqCst), 1);
+    assert!(site.origin.uploads.lock().is_empty());
+    assert!(site.object(&format!("run/x/{id}/data")).unwrap() == data(1));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
     let site = Site::new(256 << 20);
     let run = site.start();
