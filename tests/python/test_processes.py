@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 
 import forebay
 import pytest
@@ -260,3 +261,26 @@ def test_the_wheel_brings_the_command_line():
         timeout=30,
     )
     assert bad.returncode == 2 and bad.stdout == "" and "no-such-command" in bad.stderr
+
+
+def test_ctrl_c_while_the_package_is_imported_ends_the_command(tmp_path):
+    (command,) = entry_points(group="console_scripts", name="forebay")
+    script = f"import sys; from {command.module} import {command.attr} as f; sys.exit(f())"
+
+    def run(path: str | None) -> subprocess.CompletedProcess:
+        search = os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")]))
+        return subprocess.run(
+            [sys.executable, "-c", script, "--version"],
+            env={**os.environ, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    assert run(None).stdout.startswith("forebay ")
+    (tmp_path / "forebay").mkdir()
+    (tmp_path / "forebay" / "__init__.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    done = run(str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

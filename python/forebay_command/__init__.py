@@ -1,0 +1,18 @@
+"""Where the command ``forebay`` begins: apart from the package, so that Ctrl-C while that is
+imported ends the command as it does later.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Runs the command line of this process and returns its exit status."""
+    try:
+        from forebay.__main__ import main as command
+
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
