@@ -963,7 +963,10 @@ class Iteration(Generic[B_co]):
         self._any = False
         total = loader.rows_left(state, self._until)
         what, show = f"epoch {state['epoch']}", loader.options.progress
-        self._bar = Bar(what, total, show=show, note=self._note) if show is not False else None
+        unit = "rows" if loader.options.pack is None else "packs"
+        self._bar = None
+        if show is not False:
+            self._bar = Bar(what, total, unit, show=show, note=self._note)
 
     @property
     def goes_on(self) -> bool:

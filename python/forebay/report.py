@@ -54,6 +54,7 @@ class Report:
         return _forebay.report_text(self._json)
 
     def __repr__(self) -> str:
-        run = self.json()["run"] or {}
-        samples = counted(run.get("samples", 0), "sample")
+        figures = self.json()
+        run, unit = figures["run"] or {}, (figures["unit"] or "samples").removesuffix("s")
+        samples = counted(run.get("samples", 0), unit)
         return f"<forebay.Report of {samples}: print it, or .html(path)>"

@@ -860,6 +860,14 @@ def test_waste_is_counted(ds):
     assert best.stats().padding_share < 0.02
 
 
+def test_packs_are_called_packs(ds, capsys):
+    loader = ds.loader(pack=forebay.Pack(30), batch_size=2, progress=True)
+    number = 2 * len(list(loader))
+    assert "rows" not in (drawn := capsys.readouterr().err)
+    assert f"{number:,} packs" in drawn and "packs/s" in drawn
+    assert f"of {number:,} packs" in repr(loader.report(order=False))
+
+
 def test_what_makes_no_packs_is_refused_before_work_begins(ds, pair):
     for wrong in (
         {"length": 0},
