@@ -39,6 +39,8 @@ MEASURES = {
     "epoch overlap": "epoch_overlap",
     "epoch correlation": "epoch_correlation",
 }
+#: Those of them that depend on what share each dataset of a mix has.
+BY_SHARES = ("co-location", "label dispersion")
 
 
 def is_place(prices: str | os.PathLike[str] | None) -> bool:
@@ -108,7 +110,7 @@ def of_loader(
     }
     if order:
         try:
-            document["shuffle"] = quality(loader)
+            document["shuffle"] = quality(loader, absent)
         except InvalidRequest as e:
             # An epoch of a few rows has no order to speak of.
             absent.append(f"the quality of the order: {e.message}")
@@ -384,8 +386,8 @@ def _domains(figures: list[dict[str, Any]]) -> list[Domain]:
     return [(figure["source"], figure["domain"], figure["estimate"]) for figure in figures]
 
 
-def quality(loader: Loader[Any]) -> dict[str, Any]:
-    """How good the order is, beside a uniform one."""
+def quality(loader: Loader[Any], absent: list[str]) -> dict[str, Any]:
+    """How good the order is, beside a uniform one; adds to ``absent`` what is not known of it."""
     o = loader.options
     if not isinstance(loader.order, Order):
         raise InvalidRequest("the order of shards that nobody has indexed is not known beforehand")
@@ -393,9 +395,18 @@ def quality(loader: Loader[Any]) -> dict[str, Any]:
     batch = o.batch_size if o.batch_size is not None and o.batch_size > 1 and not o.pack else 32
     said = json.loads(loader.order.measured(batch))
     own, uniform = said["order"], said["expected"]
+    stages = loader.order.document.get("schedule", ())
+    changes = any(0 < stage["from"] < loader.rows_per_epoch for stage in stages)
+    if changes:
+        names = _listed([f"the {name}" for name in BY_SHARES])
+        absent.append(f"{names} of the order: the weights of the mix change within the epoch")
     return {
         "order": _shuffle(loader),
         "batch": batch,
-        "measures": [(name, own[key], uniform[key]) for name, key in MEASURES.items()],
+        "measures": [
+            (name, own[key], uniform[key])
+            for name, key in MEASURES.items()
+            if not (changes and name in BY_SHARES)
+        ],
         "points": said.get("points", []),
     }

@@ -444,6 +444,23 @@ def test_an_epoch_of_a_few_rows_has_a_report(ds):
         assert "the quality of the order" in str(report)
 
 
+def test_measures_of_shares_are_absent_where_the_weights_of_a_mix_change(ds):
+    def measured(*table):
+        mix = forebay.mix([ds, ds.take(50)], forebay.Schedule(table))
+        loader = mix.loader(batch_size=8, shuffle=forebay.Full())
+        next(iter(loader))
+        report = loader.report().json()
+        why = [line for line in report["absent"] if "the weights of the mix change" in line]
+        return {name: value for name, value, _ in report["shuffle"]["measures"]}, why
+
+    steady, why = measured((0, [0.9, 0.1]), (10_000, [0.1, 0.9]))
+    assert steady["label dispersion"] > 0 and "co-location" in steady and not why
+    changing, why = measured((0, [1, 0]), (20, [0, 1]))
+    assert steady.keys() - changing.keys() == {"co-location", "label dispersion"}
+    (line,) = why
+    assert "the co-location and the label dispersion of the order" in line
+
+
 def test_a_model_is_not_added_to_what_is_measured():
     figures = [
         energy.Figure(source, domain, joules, estimate)
