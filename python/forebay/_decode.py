@@ -95,7 +95,7 @@ class Recipe:
                 if not callable(self.on_error):
                     raise failure from e
                 failure.__cause__ = e
-                sample = _called("on_error", self.on_error, failure)
+                sample = called("on_error", self.on_error, failure)
             if self.pads and isinstance(sample, dict):
                 sample = {**sample, _collate.REAL: i < real}
             out.append(sample)
@@ -139,15 +139,15 @@ class Recipe:
         if samples is None:
             batch = _collate.convert(rows, self.output, real if self.pads else None)
             if self.collate is not None:
-                batch = _called("collate", self.collate, batch)
+                batch = called("collate", self.collate, batch)
         else:
             if self._collator is None:
                 self._collator = _collate.collator(self.output, self.collate)
-            batch = _called("collate", self._collator, samples)
+            batch = called("collate", self._collator, samples)
         return _collate.pin(batch) if self.pin else batch
 
 
-def _called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
+def called(name: str, function: Callable[[Any], Any], argument: Any) -> Any:
     """Calls a user's function. StopIteration would end the loop: it becomes a RuntimeError."""
     try:
         return function(argument)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from . import _arrow, _collate
-from ._decode import Recipe
+from ._decode import Recipe, called
 from ._fetch import Fetched, Fetcher, Pull, in_pieces, joined
 from ._forebay import _assemble_packs
 from ._pipeline import Pipeline
@@ -758,7 +758,7 @@ class Packing(Recipe):
             parts.append((window.table, pieces, packs))
         made: Any = self._as_output(assembled(self.rules, self.batch, self.dtype, parts))
         if self.collate is not None:
-            made = self.collate(made)
+            made = called("collate", self.collate, made)
         return _collate.pin(made) if self.pin else made
 
     def _as_output(self, arrays: dict[str, Any]) -> dict[str, Any]:

@@ -793,6 +793,15 @@ def test_collate_and_jax(ds):
 
     loader = ds.loader(pack=forebay.Pack(16), batch_size=2, collate=shape)
     assert list(itertools.islice(loader, 2)) == [((2, 16), 32)] * 2
+
+    def stops(batch):
+        raise StopIteration
+
+    # It would end the loop as if the epoch were over.
+    for threads in (0, 2):
+        loader = ds.loader(pack=forebay.Pack(16), batch_size=2, collate=stops, threads=threads)
+        with pytest.raises(RuntimeError, match="collate= raised StopIteration"):
+            next(iter(loader))
     jax = pytest.importorskip("jax")
     batch = next(iter(ds.loader(pack=forebay.Pack(16), batch_size=2, output="jax")))
     assert isinstance(batch["tokens"], jax.Array) and batch["max_seqlen"] > 0
