@@ -6,6 +6,7 @@ asked for): a program that runs in a batch system has no use for a line that is 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -95,6 +96,15 @@ class Bar:
             self._draw("\n")
             self._drawn = 0
         self._show = False
+
+    def leave(self, pid: int) -> None:
+        """Ends the line as it was drawn last, in the process where that was. Calls nothing that may
+        wait: a garbage collection does this, in any thread.
+        """
+        if self._drawn and pid == os.getpid():
+            self._drawn = 0
+            self.file.write("\n")
+            self.file.flush()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
@@ -966,7 +967,9 @@ class Iteration(Generic[B_co]):
         unit = "rows" if loader.options.pack is None else "packs"
         self._bar = None
         if show is not False:
-            self._bar = Bar(what, total, unit, show=show, note=self._note)
+            # It does not know the iteration, which is dropped with a loop that is left.
+            self._bar = Bar(what, total, unit, show=show, note=partial(_waited, meter))
+            weakref.finalize(self, self._bar.leave, os.getpid()).atexit = False
 
     @property
     def goes_on(self) -> bool:
@@ -977,9 +980,6 @@ class Iteration(Generic[B_co]):
     def is_counting(self) -> bool:
         """Whether time counts now: the loop works on a batch, or waits for one."""
         return self.goes_on and (self._handed is not None or self._lock.locked())
-
-    def _note(self) -> str:
-        return f"waited {self._meter.stats().waited_share:.0%}"
 
     def __iter__(self) -> Iteration[B_co]:
         return self
@@ -1081,6 +1081,10 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _waited(meter: Meter) -> str:
+    return f"waited {meter.stats().waited_share:.0%}"
 
 
 def _is_of_transformers(frame: FrameType) -> bool:

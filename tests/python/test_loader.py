@@ -325,6 +325,25 @@ def test_a_loader_is_left_without_a_trace(ds, how):
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("progress", [None, True])
+def test_a_loop_with_a_progress_line_is_dropped_when_it_is_left(ds, capsys, progress):
+    import gc
+
+    before = threading.active_count()
+    gc.disable()
+    try:
+        for _ in ds.loader(batch_size=10, progress=progress):
+            break
+        deadline = time.monotonic() + 5
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        gc.enable()
+    assert threading.active_count() <= before
+    drawn = capsys.readouterr().err
+    assert drawn.count("\n") == bool(progress) and drawn.endswith("\n" if progress else "")
+
+
 def test_wrong_arguments(ds, monkeypatch):
     for wrong in (
         {},
