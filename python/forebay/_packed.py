@@ -970,6 +970,13 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 < value < 1 << 32
 
 
+def _rule(name: str, value: Any) -> str:
+    """A rule of a state, by the names that :class:`Pack` has."""
+    if name == "ends":
+        return "an eos_id" if value else "eos_id=None"
+    return f"{name}={value!r}"
+
+
 def checked(order: Order, pack: Pack | None, state: Any, strict: bool = True) -> State:
     """The state, if it is a place in this order, and for these packs where it is inside a window or
     a row; raises InvalidRequest for any other.
@@ -1006,7 +1013,7 @@ def checked(order: Order, pack: Pack | None, state: Any, strict: bool = True) ->
         own = {**own, "too_long": "error"}
     if rules != own:
         names = sorted(n for n in {*rules, *own} if rules.get(n) != own.get(n))
-        said = ", ".join(f"{n}={rules.get(n)!r}" for n in names)
+        said = ", ".join(_rule(n, rules[n]) for n in names if n in rules) or "fewer rules"
         raise InvalidRequest(
             f"the state cannot be resumed: it lies between packs with {said}",
             hint="resume with the same pack=; a state of the beginning of an epoch takes any",

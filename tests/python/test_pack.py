@@ -343,8 +343,8 @@ def test_a_state_goes_to_other_packs_only_between_windows(ds):
     for other, what in [
         (loader(window=51), "window=50"),
         (loader(too_long="cut"), "too_long='split'"),
-        (loader(eos_id=1), "ends=False"),
-        (loader(strategy="concatenate"), "strategy='best_fit'"),
+        (loader(eos_id=1), "with eos_id=None"),
+        (loader(strategy="concatenate"), "strategy='best_fit', window=50"),
         (loader(column="large"), "column='tokens'"),
         (ds.loader(batch_size=2), "between packs of tokens"),
     ]:
@@ -374,6 +374,10 @@ def test_a_state_goes_to_other_packs_only_between_windows(ds):
     ds.loader(pack=forebay.Pack(64), batch_size=2).load_state_dict(roomy.state_dict())
     with pytest.raises(InvalidRequest, match="length=64"):
         ds.loader(pack=forebay.Pack(65), batch_size=2).load_state_dict(roomy.state_dict())
+    ended = ds.loader(pack=forebay.Pack(16, eos_id=1), batch_size=2)
+    next(iter(ended))
+    with pytest.raises(InvalidRequest, match=r"with an eos_id, strategy='concatenate' \("):
+        loader().load_state_dict(ended.state_dict())
     # At the beginning of a window any packs will do, and a plain loader.
     begin = one.order.at(1, 0)
     loader(window=51).load_state_dict(begin)
