@@ -147,6 +147,9 @@ class ByNumber:
 
     It makes the batch with any number in any epoch, with ``decode`` and ``transform``, in that
     process. DALI's epoch ``e`` is the loader's current epoch plus ``e``.
+
+    Where packs begin, only what comes before them tells: of packs, each batch goes through its
+    epoch from the beginning, and without ``Pack(lengths=)`` reads it. :class:`Source` does not.
     """
 
     def __init__(self, loader: Loader[Any], columns: Sequence[str]) -> None:
