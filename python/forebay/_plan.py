@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from . import _forebay
-from ._arguments import EPOCHS_MAX, U64_MAX, check_rows, whole_number
+from ._arguments import EPOCHS_MAX, U64_MAX, check_rows, flag, whole_number
 from ._words import counted
 from .errors import InvalidRequest
 from .schedule import Schedule
@@ -186,6 +186,7 @@ class Order:
         Args:
             strict: False: accept other names and types of columns, and other maps.
         """
+        strict = flag("strict", strict)
         state, start = plain_state(state), self.start()
         known = ("made", "looks")
         if not all(_is_like(value, state.get(n)) for n, value in start.items() if n not in known):

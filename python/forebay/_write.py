@@ -286,6 +286,7 @@ class Request:
             )
         }
         index = flag("index", self.index)
+        progress = None if self.progress is None else flag("progress", self.progress)
         for name, is_given, of in (
             ("row_group_rows", self.row_group_rows is not None, "parquet"),
             ("key", self.key not in ("__key__", None), "tar"),
@@ -338,6 +339,7 @@ class Request:
             columns=columns,
             options=options,
             index=index,
+            progress=progress,
             **numbers,
         )
 

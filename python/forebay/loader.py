@@ -837,7 +837,7 @@ class Loader(Generic[B_co]):
             reset: Start counting anew after this. In a loop, the step or the wait that goes on
                 counts from here.
         """
-        stats = self._meter.stats()
+        reset, stats = flag("reset", reset), self._meter.stats()
         if reset:
             current = None if self._current is None else self._current()
             self._meter.reset(current is not None and current.is_counting)
@@ -875,6 +875,8 @@ class Loader(Generic[B_co]):
         Like :meth:`stats`, it is of this process, not of DataLoader workers.
         """
         from ._report import is_place, of_loader
+
+        order = flag("order", order)
 
         if prices_file is not None or is_place(prices):
             place = place or (None if prices is None else str(prices))

@@ -41,7 +41,7 @@ import torch
 import torch.utils.data
 
 from . import _place
-from ._arguments import check_client, whole_number
+from ._arguments import check_client, flag, whole_number
 from ._collate import owned
 from ._forebay import Batch, Client, Item
 from ._place import rank_and_world
@@ -330,11 +330,11 @@ class IterableDataset(torch.utils.data.IterableDataset):
             on_error=on_error,
         )
         self.request_size, self.prefetch = size, ahead
-        self.shuffle = shuffle
+        self.shuffle = flag("shuffle", shuffle)
         self.seed = number
         # In shared memory, so that workers that persist from epoch to epoch see the change.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self.drop_uneven = drop_uneven
+        self.drop_uneven = flag("drop_uneven", drop_uneven)
         self._given = rank, world_size
         self._inherited: _place.Place | None = None
 

@@ -28,8 +28,8 @@ import pyarrow as pa
 import pytest
 import tables
 import torch
-from forebay.checkpoint import StorageWriter
-from forebay.torch import LoaderDataset, Resumable, state_of
+from forebay.checkpoint import StorageReader, StorageWriter
+from forebay.torch import IterableDataset, LoaderDataset, Resumable, state_of
 from servers import Node
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -956,6 +956,7 @@ def test_a_text_is_neither_true_nor_false(ds, name):
 
 
 def test_nor_is_it_elsewhere(ds):
+    loader, load = ds.loader(10), forebay.checkpoint.load
     for name, call in (
         ("contiguous", lambda given: ds.shard(2, 0, contiguous=given)),
         (
@@ -966,9 +967,25 @@ def test_nor_is_it_elsewhere(ds):
         ("samples", lambda given: ds.loader(10).torch(samples=given)),
         ("overwrite", lambda given: forebay.checkpoint.save({}, "tables/c", overwrite=given)),
         ("overwrite", lambda given: StorageWriter("tables/c", client=ds.client, overwrite=given)),
+        ("durable", lambda given: StorageReader("tables/c", client=ds.client, durable=given)),
+        ("durable", lambda given: load("tables/c", client=ds.client, durable=given)),
+        ("weights_only", lambda given: load("tables/c", client=ds.client, weights_only=given)),
+        ("strict", lambda given: loader.load_state_dict(loader.state_dict(), strict=given)),
+        ("reset", lambda given: loader.stats(reset=given)),
+        ("order", lambda given: loader.report(order=given)),
+        ("shuffle", lambda given: IterableDataset(ds.client, ["x"], shuffle=given)),
+        ("drop_uneven", lambda given: IterableDataset(ds.client, ["x"], drop_uneven=given)),
     ):
         for given in ("no", 0, None):
             with pytest.raises(TypeError, match=name):
+                call(given)
+    for call in (
+        lambda given: ds.write("tables/new/", progress=given),
+        lambda given: forebay.open("tables/a/*.parquet", client=ds.client, progress=given),
+        lambda given: ds.by_key([1], column="id", progress=given),
+    ):
+        for given in ("no", 0):
+            with pytest.raises(TypeError, match="progress must be True or False"):
                 call(given)
     apart = ds.shard(2, 1, contiguous=np.bool_(False))
     assert apart.take([0, 1]).numpy()["id"].tolist() == [1, 3]

@@ -163,6 +163,7 @@ def load(
         Unsupported: It was saved by ``torch.distributed.checkpoint``.
     """
     node, retry_for = client_of(client), _wire.checked_patience(retry_for)
+    weights_only, durable = flag("weights_only", weights_only), flag("durable", durable)
 
     def attempt() -> typing.Any:
         for _ in range(_LOADS - 1):

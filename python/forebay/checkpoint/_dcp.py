@@ -533,7 +533,7 @@ class StorageReader(_StorageReader):
         super().__init__()
         self.path = None if path is None else os.fspath(path)
         self.client = client_of(client)
-        self.durable = durable
+        self.durable = flag("durable", durable)
         self.retry_for = _wire.checked_patience(retry_for)
         self._reading: _wire.Reading | None = None
         #: Why the metadata of all ranks could not be read, where not because there are none.

@@ -125,7 +125,7 @@ class CheckpointIO(_CheckpointIO):
             os.fspath(path),
             client=self.client,
             map_location=map_location or "cpu",
-            weights_only=bool(weights_only),
+            weights_only=weights_only is not None and weights_only,
             retry_for=self.retry_for,
         )
         return found
