@@ -214,6 +214,11 @@ def test_what_cannot_be_an_entry(client):
         forebay.Entry("train/one", start=-1)
     with pytest.raises(TypeError, match=r"entries\[1\]"):
         client.batch(["train/one", 7])
+    # The hint is told apart from the message, as that of every error.
+    with pytest.raises(forebay.InvalidRequest) as told:
+        client.batch(["train/one", {"objname": "train/one", "start": 0, "length": 0}])
+    assert told.value.message.startswith("entries[1]: ")
+    assert told.value.hint and told.value.hint not in told.value.message
 
 
 def test_a_bucket_that_was_taken_from_a_name_is_told_so(client):

@@ -9,7 +9,7 @@ use crate::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE};
 use forebay_protocol::batch::field;
 use pyo3::{
-    exceptions::{PyTypeError, PyValueError},
+    exceptions::{PyBaseException, PyTypeError, PyValueError},
     prelude::*,
     types::{PyBytes, PyDict, PyList, PyString, PyTuple},
 };
@@ -150,12 +150,24 @@ pub fn read(entries: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<BatchR
 
 /// Adds which entry it was.
 fn at(error: PyErr, py: Python<'_>, index: usize) -> PyErr {
-    let value = error.value(py);
-    let message = format!("entries[{index}]: {value}");
-    match value.get_type().call1((message,)) {
+    match of_entry(error.value(py), index) {
         Ok(told) => PyErr::from_value(told),
         Err(_) => error,
     }
+}
+
+/// The same exception about an entry. What those of `forebay.errors` say besides their message
+/// stays apart from it.
+fn of_entry<'py>(value: &Bound<'py, PyBaseException>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+    let class = value.get_type();
+    let Some(message) = value.getattr_opt("message")? else {
+        return class.call1((format!("entries[{index}]: {value}"),));
+    };
+    let about = PyDict::new(value.py());
+    for name in ["hint", "status", "request_id", "code"] {
+        about.set_item(name, value.getattr(name)?)?;
+    }
+    class.call((format!("entries[{index}]: {message}"),), Some(&about))
 }
 
 fn push(request: &mut BatchRequest, entry: &Bound<'_, PyAny>, bucket: Span) -> PyResult<()> {
