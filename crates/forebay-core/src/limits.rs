@@ -188,7 +188,7 @@ pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
 /// The longest document of an answer of an S3 service to a request that changes something, or that
 /// failed: longer than any of S3's.
 pub const S3_ANSWER_MAX_BYTES: u64 = 1 << 20;
-/// Largest object that one PUT writes. S3's limit.
+/// Largest body of one PUT of S3. Under `/v1/` there is no limit: origins get long bodies in parts.
 pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
 /// Objects that are appended to at the same time. Their appended bytes that lie in memory are at
 /// most a quarter of what may be held for long.

@@ -197,8 +197,7 @@ impl Engine {
     /// Writes one object. `size` is the length of `body`, if known.
     ///
     /// # Errors
-    /// `PreconditionFailed` if `request.condition` does not hold, `TooLarge` over 5 GiB, or what
-    /// the origin said.
+    /// `PreconditionFailed` if `request.condition` does not hold, or what the origin said.
     pub async fn put(
         &self,
         name: &ObjectName,
@@ -206,13 +205,6 @@ impl Engine {
         size: Option<u64>,
         body: ByteStream,
     ) -> Result<PutResponse> {
-        if size.is_some_and(|s| s > limits::PUT_OBJECT_MAX_BYTES) {
-            return Err(Error::new(
-                ErrorKind::TooLarge,
-                format!("{name}: one PUT can write at most 5 GiB"),
-            )
-            .hint("use a multipart upload"));
-        }
         self.inner.buckets.may_write()?;
         let origin = self.inner.buckets.origin(name.bucket()).await?;
         let memory = self.write_memory(origin.put_memory_bytes(size)).await?;

@@ -10,7 +10,7 @@ use crate::{
 };
 use bytes::{Bytes, BytesMut};
 use forebay_client::{Call, object_path};
-use forebay_core::{Error, ErrorKind, limits, units::format_bytes};
+use forebay_core::{Error, ErrorKind, units::format_bytes};
 use futures::Stream;
 use http::{HeaderValue, Method, header};
 use std::{
@@ -31,7 +31,7 @@ Examples:
   forebay put model.pt data/models/model.pt
   tar c photos | forebay put - data/photos.tar
 
-The write goes to the origin first; when this command returns, the object can be read.
+The write goes to the origin first, in parts if it is large; when this command returns, the object can be read.
 JSON: {\"object\", \"bytes\", \"etag\", \"seconds\"}")]
 pub struct Args {
     /// The file to write, or - for stdin
@@ -127,18 +127,6 @@ async fn open(path: &Path) -> Outcome<(tokio::fs::File, Option<u64>)> {
             path.display()
         ))
         .hint("name one file")
-        .into());
-    }
-    if meta.len() > limits::PUT_OBJECT_MAX_BYTES {
-        let max = format_bytes(limits::PUT_OBJECT_MAX_BYTES);
-        return Err(Error::new(
-            ErrorKind::TooLarge,
-            format!(
-                "the file is larger than the {max} of one write: {}",
-                path.display()
-            ),
-        )
-        .hint("write it in parts, with any S3 client")
         .into());
     }
     let size = (meta.is_file() && meta.len() > 0).then_some(meta.len());

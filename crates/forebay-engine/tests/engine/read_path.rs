@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use forebay_core::{
-    ByteRange, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, sync::Mutex,
+    ByteRange, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, limits, sync::Mutex,
 };
 use forebay_engine::{
     Announced, BucketRule, BucketRules, Buckets, Changes, Conditions, Engine, EngineConfig,
@@ -439,6 +439,17 @@ async fn what_was_written_is_read_at_once() {
         .await
         .unwrap();
     assert_eq!(b.get("b").await.unwrap().0, b"part");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_may_be_larger_than_a_put_of_s3() {
+    let b = Bench::new(MINUTE);
+    let broken = Err::<bytes::Bytes, _>(Error::invalid("the client left"));
+    let body = stream::iter([broken]).boxed();
+    let size = Some(limits::PUT_OBJECT_MAX_BYTES + 1);
+    let put = b.engine.put(&name("a"), PutRequest::default(), size, body);
+    // The body was asked for, rather than refused by its length.
+    assert_eq!(put.await.unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[tokio::test(flavor = "multi_thread")]
