@@ -44,6 +44,8 @@ def __dir__() -> list[str]:
 
 #: A file being written is held in memory up to this many bytes, then in a temporary file.
 SPOOL_MAX_BYTES = 64 << 20
+#: Larger objects are copied in pieces of this many bytes.
+COPY_BYTES = 8 << 20
 #: Concurrent requests for entries that a batch did not bring.
 SINGLE_REQUESTS = 8
 #: Options of fsspec itself, which any filesystem takes.
@@ -348,9 +350,14 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             raise FileExistsError(name) from e
 
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
-        if self.isdir(path1):
+        info = self.info(path1)
+        if info["type"] == "directory":
             return
-        self.pipe_file(path2, self.cat_file(path1))
+        if info["size"] <= SPOOL_MAX_BYTES:
+            self.pipe_file(path2, self.cat_file(path1))
+            return
+        with self.open(path1, "rb", block_size=COPY_BYTES) as source:
+            self._put(self._strip_protocol(path2), source, False)
 
     def rm_file(self, path: str) -> None:
         self.client.delete(self._strip_protocol(path))

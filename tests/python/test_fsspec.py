@@ -138,6 +138,14 @@ def test_writing(fs, origin_s3, scratch):
     assert fs.find(base) == [] and not fs.exists(base)
 
 
+def test_what_is_large_is_copied_in_pieces(fs, objects, scratch, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.fsspec.SPOOL_MAX_BYTES", 1 << 20)
+        patch.setattr(fs, "cat_file", None)
+        fs.copy("train/big/8MiB", f"scratch/{scratch}/copy")
+    assert fs.cat_file(f"scratch/{scratch}/copy") == objects["big/8MiB"]
+
+
 def test_get_and_put_files(fs, scratch, tmp_path):
     (tmp_path / "up").mkdir()
     for name in ("x", "y"):
