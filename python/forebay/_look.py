@@ -421,7 +421,9 @@ def _histogram(counts: Counter[int]) -> list[tuple[int, int, int]]:
 
 def _end(value: Any) -> str:
     """The least or the greatest value, in a table."""
-    if isinstance(value, (int, float)):
+    if isinstance(value, int):
+        return f"{value:d}"
+    if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
         return repr(value if len(value) <= RANGE_SHOWN else f"{value[: RANGE_SHOWN - 1]}…")

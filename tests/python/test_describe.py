@@ -155,6 +155,11 @@ def test_figures_of_all_rows_are_exact(ds, whole):
     assert summary.columns["nan"].nans == LOOKED and summary.columns["nan"].low is None
 
 
+def test_the_ends_of_whole_numbers_are_shown_digit_by_digit():
+    assert _look._end(1_234_567) == "1234567" and _look._end(2**64 - 1) == "18446744073709551615"
+    assert _look._end(True) == "1" and _look._end(1234567.0) == "1.23457e+06"
+
+
 def test_it_says_which_figures_are_of_all_rows(ds, whole):
     summary = ds.select_columns(["n", "list", "code"]).describe(rows=LOOKED)
     text = repr(summary)
