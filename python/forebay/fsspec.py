@@ -33,7 +33,14 @@ from fsspec.utils import tokenize
 
 from ._forebay import Client, ObjectInfo
 from ._pools import Pool
-from .errors import Changed, Error, InvalidRequest, NotFound, PreconditionFailed
+from .errors import (
+    Changed,
+    Error,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    RangeNotSatisfiable,
+)
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
 
@@ -258,9 +265,12 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         begin = start or 0
         if end is not None and end <= begin:
             return b""
-        return bytes(
-            self.client.get(name, start=begin, length=None if end is None else end - begin)
-        )
+        length = None if end is None else end - begin
+        try:
+            return bytes(self.client.get(name, start=begin, length=length))
+        except RangeNotSatisfiable:
+            # Past the end there is nothing, as in a slice: so it is for fsspec's other filesystems.
+            return b""
 
     def cat(
         self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any
@@ -289,8 +299,9 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             for i, item in enumerate(batch):
                 if item.error is None:
                     found[i] = bytes(item)
-        except Error:
-            if on_error == "raise":
+        except Error as e:
+            # A range past the end is no failure, and the others are asked for one by one too.
+            if on_error == "raise" and not isinstance(e, RangeNotSatisfiable):
                 raise
         missing = [i for i, value in enumerate(found) if value is None]
 

@@ -138,6 +138,20 @@ def test_writing(fs, origin_s3, scratch):
     assert fs.find(base) == [] and not fs.exists(base)
 
 
+def test_past_the_end_there_is_nothing(fs, objects, scratch):
+    name = f"scratch/{scratch}/empty"
+    fs.pipe_file(name, b"")
+    assert fs.cat_file(name, 0, 10) == b"" == fs.cat_file("train/one", 1, 5)
+    assert fs.cat_file("train/one", 5) == b"" and fs.cat_file("train/one", 0, 5) == b"1"
+    for on_error in ("raise", "return"):
+        found = fs.cat_ranges(["train/one", "train/one", name], 0, [1, 9, 9], on_error=on_error)
+        assert found == [b"1", b"1", b""]
+        found = fs.cat_ranges(["train/one", "train/one"], [7, 0], [9, 1], on_error=on_error)
+        assert found == [b"", b"1"]
+    with pytest.raises(FileNotFoundError):
+        fs.cat_ranges(["train/one", "train/nope"], [7, 0], [9, 1], on_error="raise")
+
+
 def test_what_is_large_is_copied_in_pieces(fs, objects, scratch, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("forebay.fsspec.SPOOL_MAX_BYTES", 1 << 20)
