@@ -351,9 +351,9 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         )
         return ENCODERS[r.format](options)
 
-    def on_write_start(self, schema: Any = None) -> None:
-        """Refuses columns that the format cannot hold, and a target where something is; then claims
-        it.
+    def check_columns(self, schema: Any) -> None:
+        """Raises InvalidRequest for columns that the format cannot hold, as far as a schema of
+        Ray's says what will be written.
         """
         import pyarrow as pa
 
@@ -361,6 +361,11 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             empty = pa.RecordBatch.from_pylist([], schema=schema)
             # Ray may know of the first block only.
             self._encoder(self._without_null(self._kinds(empty)))
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """Refuses a target where something is, and claims it. The schema is not looked at: where
+        Ray does other steps in the tasks that write, it is that of what goes into the first step.
+        """
         _patiently(self.client, lambda: check_empty(self.client, self.bucket, self.prefix))
         self._claim("begun", None)
         self.claimed = True
@@ -617,7 +622,8 @@ def write(
     (``concurrency``, ``ray_remote_args``). See :class:`ForebayDatasink`.
 
     Raises:
-        InvalidRequest: A column that the format cannot hold; known before anything is written.
+        InvalidRequest: A column that the format cannot hold. Where Ray knows the columns before it
+            reads, nothing is begun.
         Conflict: Something is at the target, or another process writes there.
     """
     if wrong := options.keys() & OPTIONS.keys():
@@ -626,6 +632,8 @@ def write(
             hint=f'format_options={{"{min(wrong)}": …}}',
         )
     began = time.monotonic()
+    # As far as it is known without reading anything.
+    known = dataset.schema(fetch_if_missing=False)
     sink = ForebayDatasink(
         target,
         format,
@@ -638,6 +646,7 @@ def write(
         min_rows_per_shard=min_rows_per_shard,
         client=client,
     )
+    sink.check_columns(None if known is None else known.base_schema)
     try:
         dataset.write_datasink(sink, **options)
     except Exception:

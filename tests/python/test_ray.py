@@ -163,10 +163,27 @@ def test_a_write_that_fails_leaves_nothing_and_a_full_target_is_refused(ray, ds,
     data = forebay.ray.read(ds, override_num_blocks=2)
     with pytest.raises(Exception, match="not empty"):
         forebay.ray.write(data, "bucket/in/", client=client)
-    with pytest.raises(Exception, match="jsonl cannot hold column 'data'"):
+    with pytest.raises(forebay.InvalidRequest, match="jsonl cannot hold column 'data'"):
         forebay.ray.write(data, "bucket/refused/", "jsonl", client=client)
+    # Where nobody knows the columns before.
+    with pytest.raises(Exception, match="jsonl cannot hold column 'data'"):
+        forebay.ray.write(data.map(lambda row: row), "bucket/refused/", "jsonl", client=client)
     assert not list(client.list("bucket/refused/"))
     assert len(list(client.list("bucket/in/"))) == 3
+
+
+def test_what_was_left_out_before_the_write_is_not_looked_at(ray, node):
+    """Ray does the last steps in the tasks that write, and says what goes into the first of them."""
+    client = forebay.Client(node.url)
+    data = ray.data.from_items([{"id": i, "l": [i]} for i in range(20)], override_num_blocks=2)
+    for name, chosen in (
+        ("select", data.select_columns(["id"])),
+        ("drop", data.drop_columns(["l"])),
+        ("map", data.map(lambda row: {"id": row["id"]})),
+    ):
+        done = forebay.ray.write(chosen, f"bucket/chosen-{name}/", "tar", key=None, client=client)
+        found = forebay.open(done.source, client=client)
+        assert sorted(int(bytes(row["id"])) for row in found) == list(range(20))
 
 
 # What the sink does, called as Ray calls it.
@@ -311,6 +328,9 @@ def test_ctrl_c_ends_a_write_that_leaves_nothing(node):
     class Interrupted:
         """A dataset of Ray's whose writer presses Ctrl-C when one task has ended."""
 
+        def schema(self, fetch_if_missing):
+            return None
+
         def write_datasink(self, sink):
             sink.on_write_start()
             task(sink, 0, numbers(1, 2))
@@ -386,7 +406,7 @@ def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
                 assert found == sum(missing, [])
     # Ray may say at the start what the first block is.
     first = forebay.ray.ForebayDatasink("bucket/nothing-first/", "tar", client=client)
-    first.on_write_start(none.select(["id", "n"]).schema)
+    first.check_columns(none.select(["id", "n"]).schema)
     # No task says what it is.
     sink = begun(client, "nothing-at-all", "tar")
     with pytest.raises(forebay.InvalidRequest, match="null"):
