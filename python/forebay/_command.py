@@ -78,6 +78,39 @@ def add_common(to: argparse.ArgumentParser) -> None:
     add("-v", "--verbose", action="store_true", help="show the causes below an error")
 
 
+def add_features(to: argparse.ArgumentParser) -> None:
+    """The options that say how TFRecord is read."""
+    add = to.add_argument
+    add(
+        "--example",
+        action="store_true",
+        help="TFRecord sources: columns are the features that the first records have",
+    )
+    add(
+        "--feature",
+        action="append",
+        metavar="NAME=TYPE",
+        help="TFRecord sources: this feature is a column of int64, float, bytes, string, or a list"
+        " such as list<int64>; may be repeated: those named and no others are read",
+    )
+
+
+def features(args: argparse.Namespace) -> bool | dict[str, str]:
+    """``example=``, as these options say it."""
+    if not args.feature:
+        return bool(args.example)
+    found: dict[str, str] = {}
+    for text in args.feature:
+        name, equals, kind = text.rpartition("=")
+        if not equals or name in found:
+            raise errors.InvalidRequest(
+                f"--feature {text!r} is given twice or has no type",
+                hint="each feature once, as in --feature image=bytes",
+            )
+        found[name] = kind
+    return found
+
+
 def client(args: argparse.Namespace) -> Client:
     """The node that is meant: as for the other commands, one of this machine where nobody names
     one.

@@ -20,7 +20,7 @@ import itertools
 import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -70,6 +70,9 @@ AHEAD_REQUESTS = 3
 
 #: The most rows or tokens of a block.
 BLOCK_MAX = (1 << 32) - 1
+#: What a feature of ``tf.train.Example`` may become.
+_ONE_FEATURE = ("int64", "float", "bytes", "string")
+FEATURE_TYPES = (*_ONE_FEATURE, *(f"list<{kind}>" for kind in _ONE_FEATURE))
 #: What :class:`Rows` have, and datasets have not.
 ROWS_HAVE = frozenset(["arrow", "numpy", "plain", "torch"])
 #: What the datasets of other libraries have, and what is in its place here.
@@ -153,7 +156,7 @@ def open(
     schema: Any = None,
     labels: str | dict[str, Any] | None = None,
     decode: None = None,
-    example: bool = False,
+    example: bool | Mapping[str, str] = False,
     block_rows: int | None = None,
     block_size: int | None = None,
     on_damaged: str = "error",
@@ -173,7 +176,7 @@ def open(
     schema: Any = None,
     labels: str | dict[str, Any] | None = None,
     decode: Callable[[dict[str, Any]], S],
-    example: bool = False,
+    example: bool | Mapping[str, str] = False,
     block_rows: int | None = None,
     block_size: int | None = None,
     on_damaged: str = "error",
@@ -192,7 +195,7 @@ def open(
     schema: Any = None,
     labels: str | dict[str, Any] | None = None,
     decode: Callable[[dict[str, Any]], Any] | None = None,
-    example: bool = False,
+    example: bool | Mapping[str, str] = False,
     block_rows: int | None = None,
     block_size: int | None = None,
     on_damaged: str = "error",
@@ -226,6 +229,10 @@ def open(
         decode: Makes a sample from a row (a dict), which ``ds[i]``, iteration and loaders then
             return. ``ds.take`` returns rows.
         example: TFRecord only: columns are the features of the ``tf.train.Example`` in each record.
+            True: as lists, and only those that the first records of the first file have. A dict:
+            these and no others, each with what it becomes (``{"label": "int64", "image": "bytes",
+            "tags": "list<string>"}``: ``int64``, ``float``, ``bytes``, ``string``, or a list of
+            one); a feature that a record lacks is null.
         block_rows: Rows of a block, for formats without blocks of their own.
         block_size: litData's tokens only: each row is so many tokens of a chunk, as litData's
             ``TokensLoader(block_size)`` gives them; what remains at the end of a chunk is in no
@@ -264,7 +271,9 @@ def open(
         spec["schema"] = _named(schema)
     if labels is not None:
         spec["labels"] = _labels(labels)
-    if flag("example", example):
+    if isinstance(example, Mapping):
+        spec["example"] = _features(example)
+    elif flag("example", example):
         spec["example"] = True
     for name, given in (("block_rows", block_rows), ("block_size", block_size)):
         if given is not None:
@@ -316,6 +325,21 @@ def _named(schema: Any) -> dict[str, str]:
         return {field.name: str(field.type) for field in schema}
     except AttributeError:
         raise TypeError("schema must be a dict of names and types, or a pyarrow.Schema") from None
+
+
+def _features(given: Mapping[str, str]) -> dict[str, str]:
+    """What features of ``tf.train.Example`` become, by their names."""
+    if not given or not all(isinstance(name, str) for name in given):
+        raise InvalidRequest(
+            f"example is {dict(given)!r}",
+            hint='names of features, each with what it becomes, as in {"image": "bytes"}',
+        )
+    for name, kind in given.items():
+        if kind not in FEATURE_TYPES:
+            raise InvalidRequest(
+                f"example: feature {name!r} is {kind!r}", hint=f"one of {', '.join(FEATURE_TYPES)}"
+            )
+    return dict(given)
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:

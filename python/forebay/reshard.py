@@ -48,7 +48,7 @@ def _parser() -> _command.Parser:
         help="of the shards: parquet (default), tar, tfrecord, mds, jsonl",
     )
     add("--source-format", metavar="FORMAT", help="of the sources (default: as their names say)")
-    add("--example", action="store_true", help="TFRecord sources: columns are the features")
+    _command.add_features(parser)
     add("--columns", metavar="A,B", help="write only these columns")
     add(
         "--shuffle", default="none", metavar="ORDER", help="none, window:ROWS, block:BLOCKS or full"
@@ -122,7 +122,8 @@ def _run(args: argparse.Namespace) -> int:
                 hint='by column: --compression \'{"text": "zstd"}\'',
             ) from None
     client = _command.client(args)
-    ds = open(args.source, client=client, format=args.source_format, example=args.example or False)
+    example = _command.features(args)
+    ds = open(args.source, client=client, format=args.source_format, example=example)
     done = ds.write(
         args.target,
         args.format,

@@ -78,7 +78,7 @@ def _parser() -> _command.Parser:
         help="describe the columns by so many rows (default: 1,000); 0 reads none",
     )
     add("--format", metavar="FORMAT", help="of the files (default: as their names say)")
-    add("--example", action="store_true", help="TFRecord: columns are the features")
+    _command.add_features(parser)
     add("--skip-damaged", action="store_true", help="leave damaged files out instead of failing")
     _command.add_common(parser)
     return parser
@@ -152,7 +152,7 @@ def _opened(args: argparse.Namespace) -> Dataset[Any]:
     options: dict[str, Any] = {
         "client": client,
         "format": args.format,
-        "example": args.example,
+        "example": _command.features(args),
         "columns": args.column,
         "on_damaged": "skip" if args.skip_damaged else "error",
     }

@@ -355,6 +355,42 @@ def test_tfrecord_is_read_by_its_library_and_every_checksum_holds(
         ]
 
 
+def test_features_that_only_later_records_have_are_read_by_their_names(
+    put, client, node, scratch
+):
+    rows, first = 3_000, 2_000
+    values = {
+        "id": list(range(rows)),
+        "late": [None] * first + ["x"] * (rows - first),
+        "tags": [[]] * first + [["a", "é"]] * (rows - first),
+    }
+    put("in.parquet", parquet(pa.table(values)))
+    source = forebay.open(f"scratch/{scratch}/in.parquet", client=client)
+    done = source.write(f"scratch/{scratch}/out/", "tfrecord")
+    example = {"late": "string", "id": "int64", "tags": "list<string>"}
+    read = forebay.open(done.source, client=client, example=example)
+    assert read.schema.keys() == example.keys() == set(values)
+    assert plain(read.take([0, first])) == [
+        {"id": 0, "late": None, "tags": []},
+        {"id": first, "late": "x", "tags": ["a", "é"]},
+    ]
+    for wrong, said in (
+        ({}, "example is {}"),
+        ({1: "int64"}, "example is {1"),
+        ({"id": "int32"}, "feature 'id' is 'int32'.*list<float>"),
+        ({"id": ["int64"]}, "feature 'id' is"),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=said):
+            forebay.open(done.source, client=client, example=wrong)
+    command = ["reshard", done.source, f"scratch/{scratch}/again/", "--format", "jsonl"]
+    named = [f"--feature={name}={kind}" for name, kind in example.items()]
+    for options, status in ((named[:1] * 2, 2), (["--feature=id"], 2), (named, 0)):
+        told = reshard(node, *command, *options)
+        assert told.returncode == status, told.stderr
+    again = forebay.open(f"manifest:scratch/{scratch}/again/_manifest", client=client)
+    assert plain(again.take([first])) == plain(read.take([first]))
+
+
 def read_mds(files: dict[str, bytes]) -> list[dict]:
     """A reader of MDS by its documented format, which takes nothing on trust."""
     index = json.loads(files["index.json"])
