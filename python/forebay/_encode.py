@@ -1066,6 +1066,8 @@ class Tar(Encoder):
 # Parquet
 
 
+#: In the kind of lists, or of tensors, that have a fixed size of 0.
+_OF_NONE = re.compile(r", 0[,>]")
 #: Options that may name columns.
 _BY_COLUMN = (
     "compression",
@@ -1103,14 +1105,18 @@ class Parquet(Encoder):
     name = "parquet"
     compressions = ("zstd", "snappy", "gzip", "brotli", "lz4")
     is_by_column = True
-    holds = "what Arrow holds and PyArrow writes, but neither unions nor intervals"
+    holds = (
+        "what Arrow holds and PyArrow writes, but neither unions nor intervals, nor lists of a fixed"
+        " size of 0, which nobody reads"
+    )
 
     @property
     def extension(self) -> str:
         return ".parquet"
 
     def can_hold(self, kind: str) -> bool:
-        return not _has(kind, "union", "interval")
+        is_of_none = _OF_NONE.search(of_any_unit(_QUOTED.sub("", kind)))
+        return not is_of_none and not _has(kind, "union", "interval")
 
     def check(self) -> None:
         super().check()

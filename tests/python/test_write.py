@@ -711,6 +711,8 @@ def test_columns_that_no_one_type_holds_are_refused_before_anything_is_written(
         pa.array([Decimal("12300"), None], pa.decimal128(5, -2)),
         pa.array([b"", None], pa.binary(0)),
         pa.array([(1, 2, 3), None], pa.month_day_nano_interval()),
+        pa.array([[], None], pa.list_(pa.int8(), 0)),
+        pa.array([{"a": []}, None], pa.struct([("a", pa.list_(pa.int8(), 0))])),
     ],
     ids=lambda values: str(values.type),
 )
@@ -727,6 +729,13 @@ def test_columns_that_parquet_does_not_have_are_refused_by_name(
     assert "columns=" in told.value.hint and 'format="parquet"' not in told.value.hint
     assert not fetch("out/")
     assert ds.write(f"scratch/{scratch}/out/", columns=["id"]).rows == 2
+
+
+def test_only_what_has_a_fixed_size_of_none_is_refused_for_it():
+    for kind in ("list<decimal<5, 0>, 10>", 'struct<"a, 0>": list<int8, 3>>', "list<int8>"):
+        assert _encode.Parquet.can_hold(None, kind)
+    for kind in ("list<list<int8, 0>, 2>", "tensor<int8, 0, 3>", "tensor<int8, 3, 0>"):
+        assert not _encode.Parquet.can_hold(None, kind)
 
 
 def test_what_was_chosen_renamed_and_put_together_is_written(source, put, client, scratch, fetch):
