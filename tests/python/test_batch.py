@@ -406,8 +406,11 @@ def test_an_entry_shows_all_that_it_was_given():
 
 def test_repr(client):
     batch = client.batch(["train/one"]).wait()
-    assert repr(batch) == f"<forebay.Batch of 1 entries, 1 arrived, {batch.nbytes} bytes, complete>"
-    assert repr(batch[0]) == '<forebay.Item 0 "train/one", 1 bytes>'
+    size = f"{batch.nbytes:,} bytes"
+    assert repr(batch) == f"<forebay.Batch of 1 entry, 1 arrived, {size}, complete>"
+    assert repr(batch[0]) == '<forebay.Item 0 "train/one", 1 byte>'
+    assert repr(client.get("train/one")) == "<forebay.Buffer of 1 byte>"
+    assert repr(client.batch(["train/one"] * 2).wait()).startswith("<forebay.Batch of 2 entries, ")
     batches = client.batches([["train/one"]] * 2, prefetch=1)
     assert repr(batches) == "<forebay.Batches: 0 requested ahead, more to be requested>"
     assert list(map(len, batches)) == [1, 1]

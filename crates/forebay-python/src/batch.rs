@@ -11,6 +11,7 @@ use crate::{
     receive::Receiving,
     request::Span,
 };
+use forebay_core::units::{count, grouped};
 use pyo3::{
     exceptions::{PyIndexError, PyTypeError},
     ffi,
@@ -275,10 +276,14 @@ impl Batch {
             (state.slots.len(), status)
         });
         let (arrived, status) = state.unwrap_or((0, "of another process".to_owned()));
+        let entries = match self.receiving.len() {
+            1 => "1 entry".to_owned(),
+            n => format!("{} entries", grouped(n as u64)),
+        };
         format!(
-            "<forebay.Batch of {} entries, {arrived} arrived, {} bytes, {status}>",
-            self.receiving.len(),
-            self.receiving.received()
+            "<forebay.Batch of {entries}, {} arrived, {}, {status}>",
+            grouped(arrived as u64),
+            count(self.receiving.received() as u64, "byte")
         )
     }
 }
@@ -525,10 +530,10 @@ impl Item {
     fn __repr__(&self) -> PyResult<String> {
         Ok(match self.error()? {
             None => format!(
-                "<forebay.Item {} {:?}, {} bytes>",
+                "<forebay.Item {} {:?}, {}>",
                 self.index,
                 self.name_text()?,
-                self.size
+                count(self.size as u64, "byte")
             ),
             Some(error) => format!(
                 "<forebay.Item {} {:?}, error: {error}>",

@@ -2,6 +2,7 @@
 //! protocol.
 
 use crate::{batch::fill_view, failure::Failure, failure::Result};
+use forebay_core::units::count;
 use pyo3::{
     buffer::PyBuffer,
     exceptions::PyTypeError,
@@ -101,7 +102,7 @@ impl Buffer {
     }
 
     fn __repr__(&self) -> String {
-        format!("<forebay.Buffer of {} bytes>", self.len)
+        format!("<forebay.Buffer of {}>", count(self.len as u64, "byte"))
     }
 }
 

@@ -19,7 +19,7 @@ use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::DataType;
 use forebay_client::Answer;
-use forebay_core::Error;
+use forebay_core::{Error, units::count};
 use forebay_protocol::frame::{
     FRAME_ALIGNMENT, FRAME_HEADER_BYTES, FrameHeader, FrameKind, decode_error, decode_rows,
 };
@@ -339,8 +339,8 @@ impl RecordBatch {
 
     fn __repr__(&self) -> String {
         format!(
-            "<forebay.RecordBatch of {} rows, columns {}>",
-            self.0.num_rows(),
+            "<forebay.RecordBatch of {}, columns {}>",
+            count(self.0.num_rows() as u64, "row"),
             self.column_names().join(", ")
         )
     }
@@ -429,9 +429,9 @@ impl Column {
 
     fn __repr__(&self) -> String {
         format!(
-            "<forebay.Column {:?} of {} values, {}>",
+            "<forebay.Column {:?} of {}, {}>",
             self.name,
-            self.array.len(),
+            count(self.array.len() as u64, "value"),
             self.array.data_type()
         )
     }

@@ -7,6 +7,7 @@ use crate::{
     session::Session,
     sync::Mutex,
 };
+use forebay_core::units::count;
 use pyo3::{
     prelude::*,
     types::{PyTuple, PyType},
@@ -95,9 +96,9 @@ impl ObjectInfo {
 
     fn __repr__(&self) -> String {
         format!(
-            "<forebay.ObjectInfo {:?}, {} bytes>",
+            "<forebay.ObjectInfo {:?}, {}>",
             self.name(),
-            self.0.size
+            count(self.0.size, "byte")
         )
     }
 }
@@ -156,10 +157,10 @@ impl Listing {
             None => "nothing more to be asked for",
         };
         format!(
-            "<forebay.Listing of {}/{}: {} objects at hand, {more}>",
+            "<forebay.Listing of {}/{}: {} at hand, {more}>",
             self.bucket,
             self.prefix,
-            state.ready.len()
+            count(state.ready.len() as u64, "object")
         )
     }
 

@@ -4,7 +4,7 @@ use crate::figures::{
     End, Energy, Figures, Money, MoneyLine, NODE_CAUSES, Report, SOURCES, Sources, Stage, Storage,
     is_counted, joules as sum_of_joules,
 };
-use forebay_core::units::{format_bytes, grouped};
+use forebay_core::units::{count, format_bytes, grouped};
 use std::fmt::Write;
 
 /// What a figure is where it was not measured.
@@ -51,12 +51,15 @@ pub fn text(report: &Report) -> String {
         }
     }
     if report.epochs_left_out > 0 {
+        let are = if report.epochs_left_out == 1 {
+            "is"
+        } else {
+            "are"
+        };
+        let earlier = count(report.epochs_left_out, "earlier epoch");
         line(
             "epochs",
-            format!(
-                "{} earlier epochs are counted only in the totals",
-                report.epochs_left_out
-            ),
+            format!("{earlier} {are} counted only in the totals"),
         );
     }
     for end in &report.ends {
@@ -468,6 +471,20 @@ pub(crate) mod tests {
             ..Report::default()
         };
         assert_eq!(text(&report).matches("ESTIMATE").count(), 2);
+    }
+
+    #[test]
+    fn epochs_that_are_left_out_are_told_by_their_number() {
+        for (epochs_left_out, told) in [
+            (1, "1 earlier epoch is counted only in the totals"),
+            (1200, "1,200 earlier epochs are counted only in the totals"),
+        ] {
+            let report = Report {
+                epochs_left_out,
+                ..Report::default()
+            };
+            assert!(text(&report).contains(told), "{}", text(&report));
+        }
     }
 
     /// A run of packs, over one epoch, with what its stages took.

@@ -3,7 +3,7 @@
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::{Out, grouped, pairs, utc},
+    out::{Out, count, grouped, pairs, utc},
     target,
 };
 use forebay_client::Call;
@@ -63,7 +63,7 @@ fn rows(stat: &Stat) -> Vec<(&'static str, String)> {
             "object",
             format!("{}/{}", one_line(&stat.bucket), one_line(&stat.key)),
         ),
-        ("size", format!("{} bytes", grouped(stat.size))),
+        ("size", count(stat.size, "byte")),
         ("modified", utc(stat.last_modified_ms)),
         (
             "etag",
