@@ -58,6 +58,11 @@ def flag(name: str, value: Any) -> bool:
     raise TypeError(f"{name} must be True or False, not {value!r}")
 
 
+def flag_or_none(name: str, value: Any) -> bool | None:
+    """The same, or None: what depends on where it runs, such as ``progress``."""
+    return None if value is None else flag(name, value)
+
+
 def is_unicode(text: str) -> bool:
     """Whether a text can be sent: half of a surrogate pair cannot."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -47,7 +47,7 @@ except ImportError as e:
     ) from e
 
 from ._alike import as_known, taken
-from ._arguments import EPOCHS_MAX, whole_number
+from ._arguments import EPOCHS_MAX, flag_or_none, whole_number
 from ._arrow import FEATURES, said_by
 from ._fetch import asked_in_pieces, patiently, read, read_in_parts
 from ._footers import features as features_in_files
@@ -578,6 +578,7 @@ def iterable(source: Source, num_shards: int | None) -> Any:
 
 def copied(source: Source, cache_dir: str | os.PathLike[str] | None, progress: bool | None) -> Any:
     """What :meth:`forebay.Dataset.to_hf` and that of mixes return."""
+    progress = flag_or_none("progress", progress)
     source = source.checked()
     features = source.features()
     if features is None:

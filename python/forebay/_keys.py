@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _node
-from ._arguments import column_names
+from ._arguments import column_names, flag_or_none
 from ._kept import kept
 from ._pools import Pool
 from ._progress import Bar
@@ -165,6 +165,7 @@ def by_key(
         raise TypeError("by_key takes a list of keys, not one key: by_key([key])")
     if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
         raise TypeError(f"by_key takes a list of keys, not {keys!r:.100}")
+    progress = flag_or_none("progress", progress)
     wanted = list(keys)
     if len(wanted) > KEYS_MAX:
         raise InvalidRequest(

@@ -41,6 +41,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    flag_or_none,
     job_name,
     source_names,
     whole_number,
@@ -145,6 +146,7 @@ def open_shards(
     check_client(client)
     sources = source_names(source)
     check_function("decode", decode)
+    progress = flag_or_none("progress", progress)
     job = job_name(job)
     size = whole_number(part_bytes)
     if size is None or size < 1:

@@ -50,6 +50,7 @@ from ._arguments import (
     column_names,
     differences,
     flag,
+    flag_or_none,
     is_unicode,
     whole_number,
 )

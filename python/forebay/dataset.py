@@ -34,6 +34,7 @@ from ._arguments import (
     check_function,
     column_names,
     flag,
+    flag_or_none,
     job_name,
     members,
     source_names,
@@ -263,6 +264,7 @@ def open(
     check_client(client)
     sources = source_names(source)
     check_function("decode", decode)
+    progress = flag_or_none("progress", progress)
     job = job_name(job)
     spec: dict[str, Any] = {"sources": sources}
     if format is not None:
@@ -794,6 +796,7 @@ class Dataset(Loadable[S_co]):
         from ._compose import Filtered, Piece, kept
         from ._expr import Column, Expression
 
+        progress = flag_or_none("progress", progress)
         if callable(where) and not isinstance(where, (Column, Expression)):
             # Now: what the function refers to may change.
             rows, text = _filter.by_function(self, where, name, columns, threads, progress)
@@ -1185,6 +1188,7 @@ class Dataset(Loadable[S_co]):
             TypeError: It does not consist of whole numbers, or some are missing or below 0.
         """
         self._known([column])
+        progress = flag_or_none("progress", progress)
         out = np.empty(self._rows, np.uint64)
         pieces = [
             (s, min(s + REQUEST_ROWS, self._rows)) for s in range(0, self._rows, REQUEST_ROWS)

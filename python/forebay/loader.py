@@ -30,6 +30,7 @@ from ._arguments import (
     check_function,
     column_names,
     flag,
+    flag_or_none,
     job_name,
     whole_number,
 )
@@ -150,7 +151,7 @@ class Options:
         made = replace(
             self,
             **plain,
-            progress=None if self.progress is None else flag("progress", self.progress),
+            progress=flag_or_none("progress", self.progress),
             seed=self._seed(),
             epochs=self._epochs(),
             columns=None if self.columns is None else column_names(self.columns),
@@ -757,7 +758,7 @@ class Loader(Generic[B_co]):
 
     def checked(self, state: Any, strict: bool = True) -> State:
         """The state, if it is a place in this order; raises InvalidRequest for any other."""
-        return _packed.checked(self._order, self.options.pack, state, strict)
+        return _packed.checked(self._order, self.options.pack, state, flag("strict", strict))
 
     def after(self, state: State, steps: int) -> State:
         """The state after so many steps from a state on, of which there is at least one."""

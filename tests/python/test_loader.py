@@ -987,8 +987,36 @@ def test_nor_is_it_elsewhere(ds):
         for given in ("no", 0):
             with pytest.raises(TypeError, match="progress must be True or False"):
                 call(given)
+    loader = ds.loader(10)
+    for name, call in (
+        ("reset", lambda given: loader.stats(reset=given)),
+        ("order", lambda given: loader.report(order=given)),
+        ("strict", lambda given: loader.load_state_dict(loader.state_dict(), strict=given)),
+    ):
+        with pytest.raises(TypeError, match=name):
+            call("no")
     apart = ds.shard(2, 1, contiguous=np.bool_(False))
     assert apart.take([0, 1]).numpy()["id"].tolist() == [1, 3]
+
+
+def test_nor_is_a_progress(ds):
+    source, client = "tables/a/*.parquet", ds.client
+    mixed = forebay.mix([ds, ds])
+    for call in (
+        lambda given: forebay.open(source, client=client, progress=given),
+        lambda given: forebay.open_shards(source, client=client, progress=given),
+        lambda given: ds.filter(forebay.col("id") > 1, progress=given),
+        lambda given: ds.filter(bool, name="all", progress=given),
+        lambda given: mixed.filter(forebay.col("id") > 1, progress=given),
+        lambda given: ds.by_key([1], column="id", progress=given),
+        lambda given: mixed.by_key([1], column="id", progress=given),
+        lambda given: ds.lengths("id", progress=given),
+        lambda given: ds.write("tables/new/", progress=given),
+    ):
+        for given in ("no", 0):
+            with pytest.raises(TypeError, match="progress must be True or False"):
+                call(given)
+    assert len(ds.filter(forebay.col("id") >= 0, progress=np.bool_(False))) == len(ds)
 
 
 # Exact resume: in one process, in DataLoader, in StatefulDataLoader; interrupted anywhere, gone on

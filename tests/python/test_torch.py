@@ -376,6 +376,10 @@ def test_wrong_arguments(client):
     ):
         with pytest.raises(ValueError):
             IterableDataset(client, NAMES, **options)
+    for name in ("shuffle", "drop_uneven"):
+        for given in ("no", 1, None):
+            with pytest.raises(TypeError, match=f"{name} must be True or False"):
+                IterableDataset(client, NAMES, **{name: given})
     for index in ("a", 1.5, slice(3), None):
         with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
             MapDataset(client, NAMES, bucket="train")[index]
