@@ -55,7 +55,7 @@ from ._pools import Pool, is_exiting, submit
 from ._progress import Bar
 from ._stop import Stop
 from ._words import counted
-from .dataset import Dataset, File
+from .dataset import ELSEWHERE, LOADERS_HAVE, Dataset, File
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .loader import Loader, Options
 from .rows import Rows
@@ -262,6 +262,10 @@ class Shards(Loadable[Any]):
             hint = ""
             if not name.startswith("_") and hasattr(Dataset, name):
                 hint = ": their rows are known as they are read; forebay.open gives a dataset"
+            elif name in LOADERS_HAVE:
+                hint = f": {ELSEWHERE[name]}"
+            elif name in ELSEWHERE:
+                hint = f": forebay.open gives a dataset ({ELSEWHERE[name]})"
             raise AttributeError(f"shards have no {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> Any:

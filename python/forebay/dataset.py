@@ -103,6 +103,10 @@ ELSEWHERE = {
     "state_dict": "a loader has one: loader(batch_size).state_dict()",
     "load_state_dict": "a loader has it: loader(batch_size).load_state_dict(state)",
 }
+#: Those of them that loaders have: of shards, too.
+LOADERS_HAVE = frozenset(
+    ["batch", "load_state_dict", "set_format", "shuffle", "state_dict", "with_format"]
+)
 #: What the types that hold values of these are called.
 PYTHON_TYPES: dict[type, str] = {
     bool: "bool",

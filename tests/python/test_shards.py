@@ -409,6 +409,17 @@ def test_what_only_datasets_have_is_told(shards):
         assert not hasattr(shards, name)
         with pytest.raises(AttributeError, match=rf"{name}.*forebay\.open"):
             getattr(shards, name)
+    for name in ("head", "num_rows", "rename_column", "column_names"):
+        with pytest.raises(AttributeError, match=rf"{name}.*forebay\.open"):
+            getattr(shards, name)
+    for name, said in {
+        "shuffle": r"loader\(.*shuffle=",
+        "batch": r"loader\(batch_size\)",
+        "state_dict": r"loader\(batch_size\)\.state_dict",
+    }.items():
+        with pytest.raises(AttributeError, match=rf"no {name!r}: .*{said}") as told:
+            getattr(shards, name)
+        assert "forebay.open" not in str(told.value)
     with pytest.raises(AttributeError) as missing:
         _ = shards.nothing
     assert "open" not in str(missing.value)
