@@ -339,11 +339,18 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
-    """Raises if some values would be others in one array for all."""
+    """Raises if there is no array for all, or some values would be others in it."""
+    advice = "cast the column in one of the datasets, or leave it out with columns="
+    shapes = dict.fromkeys(array.shape[1:] for array in arrays)
+    if len(shapes) > 1:
+        told = [f"of shape {shape}" if shape else "of single values" for shape in shapes]
+        raise TypeError(
+            f"column {name!r} is {' in one dataset and '.join(told)} in another, which one array"
+            f" cannot hold: {advice}"
+        )
     types = dict.fromkeys(array.dtype for array in arrays)
     if len(types) == 1:
         return
-    advice = "cast the column in one of the datasets, or leave it out with columns="
     try:
         common = np.result_type(*types)
         if common.kind == "m" and any(of.kind != "m" for of in types):

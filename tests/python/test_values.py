@@ -287,6 +287,16 @@ def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
         (pa.array([1 << 40], pa.timestamp("s")), pa.array([2], pa.timestamp("ns")), "36812-02-20"),
         (pa.array([1], pa.timestamp("s")), pa.array([2]), "datetime64.s. in one .* and int64 in"),
         (pa.array([1]), pa.array([2], pa.duration("s")), "int64 in one .* and timedelta64.s. in"),
+        (
+            pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
+            pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3)),
+            r"shape \(2,\) in one .* and of shape \(3,\) in",
+        ),
+        (
+            pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
+            pa.array([[1]], pa.list_(pa.int64())),
+            r"shape \(2,\) in one .* and of single values in",
+        ),
     ],
 )
 def test_one_array_for_several_datasets_has_their_values_or_is_none(one, other, wrong):
