@@ -587,6 +587,9 @@ class Column:
         values = Column(
             self._schema.dictionary.contents, self._array.dictionary.contents, self._owner
         ).numpy()
+        # In a struct that is missing, a code need not be one.
+        if (beyond := (codes < 0) | (codes >= len(values))).any():
+            nulls = beyond if nulls is None else nulls | beyond
         if nulls is None:
             return values[codes]
         out = (

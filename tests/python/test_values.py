@@ -260,6 +260,18 @@ def test_missing_items_of_lists_are_no_data(files):
         dali.batch_of(ds.take(range(len(ds))), ["x"])
 
 
+def test_codes_below_missing_structs_are_none():
+    """Below a struct that is missing, a code may be anything."""
+    for values, codes in ((["a"], [0, 7]), ([], [0, 0])):
+        texts = pa.DictionaryArray.from_arrays(
+            pa.array(codes, pa.int8()), pa.array(values, pa.string()), safe=False
+        )
+        missing = pa.array([not values, True])
+        of = pa.StructArray.from_arrays([texts], names=["text"], mask=missing)
+        rows = forebay.Rows([pa.record_batch({"of": of})], np.arange(2, dtype=np.uint64))
+        assert [row["of"] for row in rows] == ([{"text": "a"}, None] if values else [None, None])
+
+
 def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
     """A row of each, and then the rest."""
     parts = {0: pa.record_batch({"x": one}), 1: pa.record_batch({"x": other})}
