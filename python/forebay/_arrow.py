@@ -327,7 +327,8 @@ class Column:
                     return shaped
                 missing = nulls.reshape(n, *(1,) * (shaped.ndim - 1))
                 return np.ma.MaskedArray(shaped, np.broadcast_to(missing, shaped.shape))
-            return _objects((inner[i * size : (i + 1) * size] for i in range(n)), n, nulls)
+            parts = (_unmasked(inner[i * size : (i + 1) * size]) for i in range(n))
+            return _objects(parts, n, nulls)
         if form.startswith("w:"):
             size = int(form[2:])
             raw = self._buffer(1, np.uint8, n * size, self._at * size).reshape(n, size)
@@ -344,7 +345,7 @@ class Column:
             begins = self._buffer(1, wide, n, self._at).tolist()
             sizes = self._buffer(2, wide, n, self._at).tolist()
             inner = self._child(0, 0, self._array.children[0].contents.length).numpy()
-            views = (inner[b : b + s] for b, s in zip(begins, sizes, strict=True))
+            views = (_unmasked(inner[b : b + s]) for b, s in zip(begins, sizes, strict=True))
             return _objects(views, n, nulls)
         if form.startswith("d:"):
             return _objects(self._decimals(), n, nulls)
@@ -359,7 +360,7 @@ class Column:
             offsets = self._offsets()
             inner = self._child(0, int(offsets[0]), int(offsets[-1] - offsets[0])).numpy()
             starts = (offsets - offsets[0]).tolist()
-            return _objects((inner[a:b] for a, b in pairwise(starts)), n, nulls)
+            return _objects((_unmasked(inner[a:b]) for a, b in pairwise(starts)), n, nulls)
         if form == "+s":
             fields = [self._child(i, self._at, n) for i in range(self._schema.n_children)]
             names, values = [f.name for f in fields], [f.values() for f in fields]
@@ -424,7 +425,7 @@ class Column:
         if array.ndim == 1:
             return array.tolist()
         nulls = self.nulls()
-        rows: list[Any] = list(array)
+        rows: list[Any] = list(map(_unmasked, array))
         return (
             rows if nulls is None else [None if n else r for n, r in zip(nulls, rows, strict=True)]
         )
@@ -620,6 +621,13 @@ def _text_of_time(value: Any, zone: str) -> Any:
         minutes, second = divmod(seconds, 60)
         return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{rest:09}"
     return value.isoformat() if isinstance(value, date | time) else value
+
+
+def _unmasked(part: np.ndarray) -> np.ndarray:
+    """The items of one list: a plain array, where they are all there, whatever others lack."""
+    if isinstance(part, np.ma.MaskedArray) and not np.ma.getmaskarray(part).any():
+        return np.ma.getdata(part)
+    return part
 
 
 def _masked(values: np.ndarray, nulls: np.ndarray | None) -> np.ndarray:

@@ -260,6 +260,28 @@ def test_missing_items_of_lists_are_no_data(files):
         dali.batch_of(ds.take(range(len(ds))), ["x"])
 
 
+def test_lists_without_missing_items_are_plain_arrays_beside_others():
+    """What a list is does not depend on which rows came with it."""
+    batch = pa.record_batch(
+        {
+            "lists": pa.array([[1, 2], [3, None], None, []], pa.list_(pa.int64())),
+            "large": pa.array([[1, 2], [3, None], None, []], pa.large_list(pa.int64())),
+            "views": pa.array([[1, 2], [3, None], None, []], pa.list_view(pa.int64())),
+            "fixed": pa.array([[1, 2], [3, None], None, [4, 5]], pa.list_(pa.int64(), 2)),
+            "within": pa.array(
+                [[[1], [2]], [[3], [None]], None, []], pa.list_(pa.list_(pa.int8()))
+            ),
+        }
+    )
+    rows = forebay.Rows([batch], np.arange(4, dtype=np.uint64))
+    for name in batch.schema.names:
+        assert plain([row[name] for row in rows]) == batch[name].to_pylist()
+        assert [type(row[name]) for row in rows][:1] == [np.ndarray]
+        assert type(rows[3][name]) is np.ndarray
+        assert np.ma.is_masked(rows[1][name]) or name == "within"
+    assert [type(part) for part in rows[1]["within"]] == [np.ndarray, np.ma.MaskedArray]
+
+
 def test_codes_below_missing_structs_are_none():
     """Below a struct that is missing, a code may be anything."""
     for values, codes in ((["a"], [0, 7]), ([], [0, 0])):
