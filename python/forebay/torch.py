@@ -79,7 +79,9 @@ def _by_position(what: str, given: Any) -> Any:
     if hasattr(given, "iloc") and hasattr(given, "to_numpy"):
         # A pandas.Series finds by its own labels, and one that was filtered or sorted has others.
         given = given.to_numpy()
-    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
+    # A dict finds by its keys, and the letters of a text are no items.
+    is_other = isinstance(given, (str, bytes, Mapping))
+    if is_other or not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
         raise TypeError(
             f"{what} must be a sequence with one item for each row, such as a list or an array, not"
             f" {type(given).__name__}"

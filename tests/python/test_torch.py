@@ -101,8 +101,8 @@ def test_what_has_no_order_is_refused(client):
     for names in ({NAMES[0]}, {NAMES[0]: 1}, iter(NAMES), NAMES[0], None):
         with pytest.raises(TypeError):
             MapDataset(client, names, bucket="train")
-    for labels in ({1}, iter([1])):
-        with pytest.raises(TypeError):
+    for labels in ({1}, iter([1]), {NAMES[0]: 1}, "1"):
+        with pytest.raises(TypeError, match="labels must be a sequence"):
             MapDataset(client, NAMES[:1], bucket="train", labels=labels)
 
 
