@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _node
-from ._arguments import column_names, flag_or_none
+from ._arguments import column_names, flag_or_none, whole_number
 from ._kept import kept
 from ._pools import Pool
 from ._progress import Bar
@@ -166,7 +166,9 @@ def by_key(
     if isinstance(keys, Mapping) or not isinstance(keys, Iterable):
         raise TypeError(f"by_key takes a list of keys, not {keys!r:.100}")
     progress = flag_or_none("progress", progress)
-    wanted = list(keys)
+    # Arrays of Arrow give values of their own, and tensors small tensors.
+    wanted = keys.to_pylist() if hasattr(keys, "to_pylist") else list(keys)
+    wanted = [key if isinstance(key, (str, bytes)) else _plain(key) for key in wanted]
     if len(wanted) > KEYS_MAX:
         raise InvalidRequest(
             f"by_key with {len(wanted):,} keys; at most {KEYS_MAX:,}", hint="ask in several calls"
@@ -188,6 +190,11 @@ def by_key(
         log.info("the keys in column %s are indexed here: %s", name, e)
         here = known[name] = _Here(index_of(of, name, progress))
         return here.rows(of, name, wanted, read)
+
+
+def _plain(key: Any) -> Any:
+    number = whole_number(key)
+    return key if number is None else number
 
 
 class _NotAtNode(Exception):

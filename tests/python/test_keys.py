@@ -115,6 +115,27 @@ def test_the_answers_of_the_api(node):
     assert lines.by_key([7, 99], column="id").ids.tolist() == [7, 99]
 
 
+def test_keys_may_be_those_of_other_libraries(node):
+    torch = pytest.importorskip("torch")
+    ds = forebay.open("bk/a.parquet", url=node.url)
+    numbers = [17, 4, 17]
+    for keys in (
+        pa.array(numbers),
+        pa.chunked_array([numbers[:1], numbers[1:]]),
+        torch.tensor(numbers),
+        np.array(numbers, np.uint8),
+        (n for n in numbers),
+    ):
+        assert ds.by_key(keys, column="n").numpy()["n"].tolist() == numbers
+    for texts in (pa.array(["000017", "000004"]), np.array(["000017", "000004"])):
+        assert ds.by_key(texts, column="key").numpy()["n"].tolist() == [17, 4]
+    for wrong in (pa.array([True]), torch.tensor([True]), torch.tensor([1.5])):
+        with pytest.raises(forebay.InvalidRequest, match="a key in column 'n' is of"):
+            ds.by_key(wrong, column="n")
+    with pytest.raises(forebay.InvalidRequest, match="None is not a key"):
+        ds.by_key(pa.array([1, None]), column="n")
+
+
 def test_an_index_outlives_the_node_and_is_made_again_without_its_disk(bucket):
     # One that the kernel does not give to an outgoing connection meanwhile.
     port = free_port()
