@@ -19,6 +19,7 @@ import contextlib
 import itertools
 import operator
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -40,7 +41,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
-from ._collate import owned
+from ._collate import is_converted, owned
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
@@ -373,10 +374,9 @@ class Dataset(Loadable[S_co]):
     ``ds[10:20]`` is a dataset of these rows, of which nothing is read yet (``ds.take(range(10,
     20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
     PyTorch it answers a whole batch in one request (``__getitems__``), in which columns of bytes
-    are ``bytes``. With ``batch_size=None``, DataLoader takes ``ds[i]``, whose columns of bytes are
-    views: it makes lists of numbers of them, unless there is a ``collate_fn``. That one gets views,
-    and may leave them in its batch: workers send them as ``bytes``. A dataset does not derive from
-    PyTorch's class, so type checkers want
+    are ``bytes``. With ``batch_size=None``, or in a ``ConcatDataset``, DataLoader takes ``ds[i]``,
+    with ``bytes`` too; a ``collate_fn`` gets views then, and may leave them in its batch: workers
+    send them as ``bytes``. A dataset does not derive from PyTorch's class, so type checkers want
     ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
@@ -1146,7 +1146,8 @@ class Dataset(Loadable[S_co]):
         if isinstance(index, slice):
             return self.select(index)
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
-            return next(self._samples(self.take([operator.index(index)])))
+            sample = next(self._samples(self.take([operator.index(index)])))
+            return owned(sample) if is_converted(sys._getframe(1)) else sample
         return self.take(index)
 
     if not TYPE_CHECKING:

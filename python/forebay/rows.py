@@ -139,6 +139,12 @@ class Rows(Sequence[dict[str, Any]]):
         part, row = (0, at) if self._pick is None else map(int, self._pick[at])
         return {name: values[row] for name, values in self._of_parts()[part].items()}
 
+    def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Several of them, with ``bytes`` in place of views: what PyTorch's DataLoader asks for."""
+        from ._collate import owned
+
+        return [owned(self[row]) for row in rows]
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._between(0, len(self))
 

@@ -1486,6 +1486,51 @@ def test_batches_that_a_dataloader_puts_together_again_are_warned_of(ds, of):
         assert len(list(loader.torch())) == len(loader)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bytes_stay_whole_where_a_dataloader_converts_them(ds, workers):
+    """PyTorch's ``default_convert`` makes a list of numbers of a view."""
+    truth = [bytes(row["data"]) for row in ds.take(range(20))]
+    single = {"batch_size": None, "num_workers": workers}
+    some = {**single, "sampler": range(5)}
+    mixed = forebay.mix([ds])
+    subset = torch.utils.data.Subset(ds, range(5))
+    for of, loader in (
+        (truth[:5], DataLoader(ds, **some)),
+        (truth[:5], DataLoader(ds[:5], **single)),
+        (truth[:5], DataLoader(subset, **single)),
+        (truth[:5], forebay.torch.DataLoader(ds, **some)),
+        ([bytes(mixed[i]["data"]) for i in range(5)], DataLoader(mixed, **some)),
+    ):
+        assert [row["data"] for row in loader] == of
+    # What a function of the user's gets stays what it was.
+    seen = list(DataLoader(ds, collate_fn=kind_of_data, **some))
+    assert seen == ["memoryview"] * 5
+    loader = ds.loader(batch_size=10)
+    for batches in (
+        DataLoader(loader.torch(), **single),
+        Resumable(DataLoader(loader.torch(), **single)),
+        StatefulDataLoader(loader.torch(), **single),
+        forebay.torch.DataLoader(loader.torch(), **single),
+        Resumable(forebay.torch.DataLoader(loader.torch(), **single)),
+    ):
+        rows = [row for _, batch in zip(range(2), batches, strict=False) for row in batch]
+        assert [row["data"] for row in rows] == truth
+        assert [row["id"] for row in rows] == list(range(20))
+    (kind, *_) = DataLoader(loader.torch(), collate_fn=type, **single)
+    assert kind is forebay.Rows
+    of_two = torch.utils.data.ConcatDataset([ds[:5], ds[5:20]])
+    for together in (
+        DataLoader(ds.take(range(20)), batch_size=4, num_workers=workers),
+        DataLoader(of_two, batch_size=4, num_workers=workers),
+        forebay.torch.DataLoader(of_two, batch_size=4, num_workers=workers),
+    ):
+        assert [data for batch in together for data in batch["data"]] == truth
+
+
+def kind_of_data(row):
+    return type(row["data"]).__name__
+
+
 def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
     truth = [bytes(row["data"]) for row in ds.take(range(20))]
     data = ds.loader(batch_size=10).torch()
