@@ -203,11 +203,20 @@ _AS_MICROSECONDS = (
 )
 
 
+def _is_missing(value: Any) -> bool:
+    """None, and what NumPy and pandas have for it."""
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
+        return not getattr(value, "ndim", 0) and str(value) == "NaT"
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
 def _literal(value: Any) -> Any:
     if isinstance(value, (Column, Expression)):
         raise TypeError("columns are compared with values, not with other columns")
-    if value is None:
-        raise InvalidRequest("nothing is equal to None", hint='give col("…").is_null()')
+    if hasattr(value, "as_py"):
+        value = value.as_py()
+    if _is_missing(value):
+        raise InvalidRequest(f"nothing is equal to {value}", hint='give col("…").is_null()')
     if getattr(value, "nanosecond", 0):
         raise InvalidRequest(_TOO_FINE.format(value), hint=_AS_MICROSECONDS)
     if hasattr(value, "to_pydatetime"):

@@ -19,6 +19,7 @@ from datetime import datetime
 
 import forebay
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 import tables
@@ -1591,6 +1592,11 @@ def test_filters_that_make_no_sense_are_refused(table, monkeypatch):
             does()
     for does, says in (
         (lambda: col("n") == None, "is_null"),  # noqa: E711
+        (lambda: col("n") == np.datetime64("NaT"), "NaT.*is_null"),
+        (lambda: col("n") != np.timedelta64("NaT"), "NaT.*is_null"),
+        (lambda: col("n") < pandas.NaT, "NaT.*is_null"),
+        (lambda: col("n").isin([1, pandas.NA]), "NA.*is_null"),
+        (lambda: col("n") == pa.scalar(None, pa.int64()), "None.*is_null"),
         (lambda: col("n") == float("nan"), "NaN"),
         (lambda: col("n") == 1 << 70, "fits no column"),
         (lambda: table.filter(lambda row: True), "needs a name="),
@@ -1598,6 +1604,17 @@ def test_filters_that_make_no_sense_are_refused(table, monkeypatch):
     ):
         with pytest.raises(forebay.InvalidRequest, match=says):
             does()
+
+
+def test_values_of_filters_may_be_those_of_arrow(table):
+    col = forebay.col
+    few = table.filter(col("n").isin(pa.array([3, 5, 3], pa.int16())))
+    assert [row["n"] for row in few] == [3, 5]
+    assert few.id == table.filter(col("n").isin([3, 5, 3])).id
+    assert [row["n"] for row in table.filter(col("n") < pa.scalar(2))] == [0, 1]
+    time_of = pa.scalar(1700000000, pa.timestamp("s", "UTC"))
+    for value in (time_of, pa.scalar("en"), pa.scalar(b"a")):
+        assert repr(col("n") == value) == repr(col("n") == value.as_py())
 
 
 def test_rows_by_key(table, people, people_table, own_cache):
