@@ -38,7 +38,7 @@ from typing import (
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, check_rows, differences, flag, whole_number
+from ._arguments import U64_MAX, check_rows, column_names, differences, flag, whole_number
 from ._forebay import Client, RowSet
 from ._words import counted
 from .dataset import Dataset, File, Place, S, datasets_of
@@ -180,7 +180,7 @@ class Composed(Dataset[S]):
         return self.bases[0]._all_types()
 
     def _known(self, columns: Sequence[str]) -> list[str]:
-        columns = [columns] if isinstance(columns, str) else list(columns)
+        columns = column_names(columns)
         for base in self.bases:
             base._known(columns)
         return columns
