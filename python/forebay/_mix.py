@@ -220,7 +220,7 @@ class Mix(Loadable[S_co]):
         """
         from ._compose import TrainTest
 
-        if isinstance(test_size, int) or not isinstance(test_size, float):
+        if not isinstance(test_size, (float, np.floating)):
             raise InvalidRequest(
                 f"test_size={test_size!r} of a mix", hint="give a part, which is taken of each"
             )

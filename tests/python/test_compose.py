@@ -110,6 +110,7 @@ def test_a_part_of_a_split_is_taken_by_its_name(ds, other):
         parts = whole.train_test_split(0.25)
         assert parts["train"] is parts.train is parts[0] and parts["test"] is parts.test
         assert parts[-1:] == (parts.test,) and isinstance(parts, tuple)
+        assert len(whole.train_test_split(np.float32(0.25)).test) == len(parts.test)
         with pytest.raises(KeyError):
             parts["validation"]
         with pytest.raises(IndexError):
