@@ -4,14 +4,16 @@ numbers may be; and how columns differ that have to be the same.
 
 from __future__ import annotations
 
+import difflib
 import operator
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from ._forebay import Client
+from ._words import listed
 from .errors import InvalidRequest
 
 #: Limits of a plan: rows of an epoch, epochs, ranks, rows of a batch and of its look-ahead, and
@@ -201,9 +203,15 @@ def differences(
     """How the columns of two datasets that are not the same differ, in words: what each is in the
     one (``there``) and in the other (``here``).
     """
-    told = ", ".join(
+    told = [
         f"{c!r} is {one.get(c, 'missing')} {there} and {other.get(c, 'missing')} {here}"
         for c in {**one, **other}
         if one.get(c) != other.get(c)
-    )
-    return told or "their columns are in another order"
+    ]
+    return listed(told) or "their columns are in another order"
+
+
+def columns_there(wanted: str, there: Collection[str]) -> str:
+    """A hint for a column that is not there: which one may be meant, and which there are."""
+    near = difflib.get_close_matches(wanted, there, 1)
+    return f"{f'did you mean {near[0]!r}? ' if near else ''}its columns: {listed(there)}"

@@ -40,7 +40,7 @@ import numpy as np
 from . import _forebay, _node
 from ._arguments import U64_MAX, check_rows, column_names, differences, flag, whole_number
 from ._forebay import Client, RowSet
-from ._words import counted
+from ._words import counted, listed
 from .dataset import Dataset, File, Place, S, datasets_of
 from .errors import InvalidRequest, NotFound, TooLarge
 from .rows import Rows
@@ -334,7 +334,7 @@ class Composed(Dataset[S]):
         )
 
     def __repr__(self) -> str:
-        types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
+        types = listed([f"{name}: {kind}" for name, kind in self.schema.items()])
         return f"<forebay.Dataset {self.name}: {counted(len(self), 'row')}; {types}>"
 
 
@@ -434,7 +434,7 @@ class Filtered(Composed[S]):
     def __repr__(self) -> str:
         if not self.is_pending:
             return super().__repr__()
-        types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
+        types = listed([f"{name}: {kind}" for name, kind in self.schema.items()])
         return f"<forebay.Dataset {self.name}: not computed yet; {types}>"
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _footers, _node
-from ._arguments import called_by, whole_number
+from ._arguments import called_by, columns_there, whole_number
 from ._dress import pyarrow
 from ._expr import ALWAYS, MAYBE, NEVER, Column, Expression, NotSaid
 from ._forebay import RowSet
@@ -75,7 +75,7 @@ def by_expression(of: Dataset[Any], expression: Any, progress: bool | None) -> t
     if missing:
         raise InvalidRequest(
             f"the filter {expression!r} needs a column {missing[0]!r}, which {of.name} has not",
-            hint=f"its columns: {', '.join(there)}",
+            hint=columns_there(missing[0], there),
         )
     empty = pa.record_batch(of._empty(names))
     types = dict(zip(empty.schema.names, empty.schema.types, strict=True))

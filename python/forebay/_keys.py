@@ -27,6 +27,7 @@ from ._arguments import column_names, flag_or_none, whole_number
 from ._kept import kept
 from ._pools import Pool
 from ._progress import Bar
+from ._words import listed
 from .errors import InvalidRequest, NotFound, RangeNotSatisfiable, TooLarge, Unsupported
 from .rows import Rows
 
@@ -91,7 +92,7 @@ def column_of(of: Dataset[Any], column: str | None) -> str:
         return found[0]
     raise InvalidRequest(
         f"{of.name} has no column that is known to have the keys",
-        hint=f'name it: by_key([…], column="id"); its columns: {", ".join(there)}',
+        hint=f'name it: by_key([…], column="id"); its columns: {listed(there)}',
     )
 
 

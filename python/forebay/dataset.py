@@ -34,6 +34,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    columns_there,
     flag,
     flag_or_none,
     job_name,
@@ -49,7 +50,7 @@ from ._loadable import Loadable, S_co
 from ._paced import Pace
 from ._pools import Pool, check_process
 from ._progress import Bar
-from ._words import counted
+from ._words import counted, listed
 from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .rows import Row, Rows
 from .shuffle import Shuffle
@@ -523,7 +524,7 @@ class Dataset(Loadable[S_co]):
         for name in columns:
             if name not in there:
                 raise InvalidRequest(
-                    f"{self.name} has no column {name!r}", hint=f"its columns: {', '.join(there)}"
+                    f"{self.name} has no column {name!r}", hint=columns_there(name, there)
                 )
         if not columns:
             raise InvalidRequest(
@@ -705,14 +706,16 @@ class Dataset(Loadable[S_co]):
         there = self._all_types()
         if names:
             self._known(list(names))
-        after = [names.get(name, name) for name in there]
-        twice = sorted({name for name in after if after.count(name) > 1})
-        if twice or not all(isinstance(name, str) and name for name in names.values()):
+        if not all(isinstance(name, str) and name for name in names.values()):
             raise InvalidRequest(
-                f"after renaming, {self.name} would have more than one column {twice[0]!r}"
-                if twice
-                else "the new names must be texts that are not empty",
-                hint=f"its columns: {', '.join(there)}",
+                "the new names must be texts that are not empty",
+                hint=f"its columns: {listed(there)}",
+            )
+        after = Counter(names.get(name, name) for name in there)
+        if twice := [name for name, count in after.items() if count > 1]:
+            raise InvalidRequest(
+                f"after renaming, {self.name} would have more than one column {twice[0]!r}",
+                hint=f"its columns: {listed(there)}",
             )
         inner = {here: name for name, here in self.dressing.names}
         renamed = {inner.get(old, old): new for old, new in names.items()}
@@ -1243,7 +1246,7 @@ class Dataset(Loadable[S_co]):
     def __repr__(self) -> str:
         info = self.info
         size = _bytes(int(info.get("bytes", 0)))
-        types = ", ".join(f"{name}: {kind}" for name, kind in self.schema.items())
+        types = listed([f"{name}: {kind}" for name, kind in self.schema.items()])
         return (
             f"<forebay.Dataset {self.name}: {counted(self._rows, 'row')} in"
             f" {counted(int(info['blocks']), 'block')}"

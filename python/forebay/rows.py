@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NewType, overload
 import numpy as np
 
 from ._arrow import Column, columns
-from ._words import counted
+from ._words import counted, listed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -341,7 +341,7 @@ class Rows(Sequence[dict[str, Any]]):
 
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {counted(len(self._parts), 'dataset')}"
-        return f"<forebay.Rows: {counted(len(self), 'row')}{of}, columns {', '.join(self.columns)}>"
+        return f"<forebay.Rows: {counted(len(self), 'row')}{of}, columns {listed(self.columns)}>"
 
 
 def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:

@@ -25,8 +25,9 @@ import pytest
 import tables
 import torch
 from forebay import _filter, _kept
+from forebay._arguments import columns_there, differences
 from forebay._compose import Piece
-from forebay._words import counted
+from forebay._words import counted, listed
 from forebay.torch import Resumable, state_of
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -823,6 +824,7 @@ def test_what_makes_no_sense_is_refused(ds, other):
         (lambda: ds.rename({"nothing": "x"}), "no column 'nothing'"),
         (lambda: ds.rename({"id": "text"}), "more than one column 'text'"),
         (lambda: ds.rename({"id": ""}), "not empty"),
+        (lambda: ds.rename({"id": ["x"]}), "must be texts"),
         (lambda: ds.cast({"nothing": "int8"}), "no column 'nothing'"),
         (lambda: ds.cast({"id": "int99"}), "not the name of a type"),
         (lambda: ds.cast({"x": "int8"}), "column 'x' of .* cannot be cast from"),
@@ -876,6 +878,29 @@ def test_what_makes_no_sense_is_refused(ds, other):
         ds["text"]
     with pytest.raises(forebay.InvalidRequest, match="tables/a.*has no rows.*selected or filtered"):
         ds.take(0).loader(batch_size=1)
+
+
+def test_a_column_that_may_be_meant_is_named(ds):
+    for does in (
+        lambda: ds.select_columns("txt"),
+        lambda: ds.skip(3).select_columns("txt"),
+        lambda: ds.cast({"txt": "string"}),
+        lambda: ds.filter(forebay.col("txt") == "a"),
+    ):
+        with pytest.raises(forebay.InvalidRequest) as e:
+            does()
+        assert e.value.hint == "did you mean 'text'? its columns: id, data, text, x, size"
+
+
+def test_of_many_columns_the_first_are_shown():
+    wide = pa.record_batch({f"f{i}": [i] for i in range(2000)})
+    rows = forebay.Rows([wide], np.arange(1, dtype=np.uint64))
+    assert repr(rows).endswith(", f19 and 1,980 more>") and len(repr(rows)) < 200
+    assert listed(["a"] * 21).count("a") == 21 and listed(["a"] * 22).endswith("a and 2 more")
+    one, other = {f"f{i}": "Int8" for i in range(2000)}, {f"f{i}": "Int16" for i in range(2000)}
+    assert len(differences(one, other)) < 1000
+    hint = columns_there("f1999x", one)
+    assert hint.startswith("did you mean 'f1999'? its columns: f0, f1, ") and len(hint) < 200
 
 
 @pytest.mark.parametrize("shuffle", [None, forebay.Full(), forebay.Block(3), forebay.Window(9)])
