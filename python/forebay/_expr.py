@@ -13,6 +13,7 @@ such a row is left out. ``is_null()`` is always one of the two.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 from abc import ABC, abstractmethod
@@ -233,6 +234,11 @@ def _literal(value: Any) -> Any:
         )
     if isinstance(value, float) and math.isnan(value):
         raise InvalidRequest("nothing is equal to NaN", hint="filter by a function")
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        # What a filter is kept under is its text, and zones may have texts like "tzlocal()". Near
+        # the years 1 and 9999 there may be no such time in UTC.
+        with contextlib.suppress(OverflowError):
+            value = value.astimezone(UTC)
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise InvalidRequest(f"{value} fits no column", hint="columns have at most 64 bits")
     return value

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 
 import forebay
@@ -441,6 +441,33 @@ def test_times_that_a_filter_would_round_are_refused():
     # Those that a column of microseconds can hold are taken.
     for whole in (pandas.Timestamp(5000, unit="ns"), np.datetime64(5, "us")):
         assert repr(col("t") == whole) == repr(col("t") == datetime(1970, 1, 1, 0, 0, 0, 5))
+
+
+class Somewhere(tzinfo):
+    """A zone whose text does not say where: that of ``dateutil.tz.tzlocal`` does not, either."""
+
+    def __init__(self, hours: int) -> None:
+        self.hours = hours
+
+    def utcoffset(self, of):
+        return timedelta(hours=self.hours)
+
+    def dst(self, of):
+        return None
+
+    def __repr__(self) -> str:
+        return "Somewhere()"
+
+
+def test_times_of_zones_are_told_by_their_instant():
+    """A result is kept under the text of its expression."""
+
+    def told(hour, zone) -> str:
+        return repr(col("t") >= datetime(2024, 1, 1, hour, tzinfo=zone))
+
+    assert told(12, Somewhere(1)) != told(12, Somewhere(2)) == told(10, UTC)
+    first = datetime(1, 1, 1, tzinfo=Somewhere(5))
+    assert "Somewhere()" in repr(col("t") > first)
 
 
 def test_an_expression_may_not_be_too_deep():
