@@ -318,7 +318,17 @@ class Rows(Sequence[dict[str, Any]]):
         # A copy goes through a pipe: the received memory belongs to this process alone.
         pa = _pyarrow("sending rows to another process")
         parts = [pa.record_batch(part) for part in self._parts]
-        return Rows._of, (parts, self.ids, self.sources, self._pick)
+        pick = self._pick
+        if pick is None:
+            return Rows._of, (parts, self.ids, self.sources, None)
+        # Of the received memory, only what these rows are.
+        pick = pick.copy()
+        for number, part in enumerate(parts):
+            mine = pick[:, 0] == number
+            used, pick[mine, 1] = np.unique(pick[mine, 1], return_inverse=True)
+            if len(used) < len(part):
+                parts[number] = _taken(pa, part, used) if len(used) else part.slice(0, 0)
+        return Rows._of, (parts, self.ids, self.sources, pick)
 
     @staticmethod
     def _of(
@@ -447,6 +457,12 @@ def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
             " .numpy(), or leave the column out with columns="
         )
     return torch.from_numpy(array)
+
+
+def _taken(pa: Any, part: Any, rows: np.ndarray) -> Any:
+    from ._alike import taken
+
+    return taken(pa.Table.from_batches([part]), rows).to_batches()[0]
 
 
 def _pyarrow(what: str) -> Any:

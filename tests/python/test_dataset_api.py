@@ -460,6 +460,25 @@ def test_rows_of_different_datasets():
     assert list(again) == list(rows) and again.sources.tolist() == [0, 1, 0]
 
 
+def test_a_part_of_rows_is_sent_alone():
+    large = pa.record_batch({"x": range(1000), "data": [b"%d" % i * 1000 for i in range(1000)]})
+    views = pa.record_batch({"x": [1, 2], "view": pa.array(["a", "b" * 20], pa.string_view())})
+    rows = forebay.Rows([large], np.arange(1000, dtype=np.uint64))
+    few = rows[1:900:300]
+    sent = pickle.dumps(few)
+    assert len(sent) < 20_000 < large.nbytes
+    again = pickle.loads(sent)
+    assert [row["x"] for row in again] == [1, 301, 601] and again.ids.tolist() == [1, 301, 601]
+    assert list(pickle.loads(pickle.dumps(rows[::-1]))) == list(rows[::-1])
+    both = forebay.Rows.gathered(
+        {0: large, 1: views}, np.arange(1002, dtype=np.uint64), np.array([0] * 1000 + [1] * 2)
+    )
+    for part in (both[5:3:-1], both[999:], both[1001:1002], both[:0], both[::-1][:7][2:5]):
+        again = pickle.loads(pickle.dumps(part))
+        assert list(again) == list(part) and again.columns == part.columns
+        assert again.sources.tolist() == part.sources.tolist()
+
+
 def test_the_client_alone_needs_no_numpy():
     program = (
         "import sys; sys.modules['numpy'] = None; import forebay;"
