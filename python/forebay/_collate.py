@@ -22,7 +22,7 @@ OUTPUTS: tuple[str, ...] = ("rows", "numpy", "torch", "jax", "arrow")
 REAL = "__real__"
 
 
-def stack(samples: Sequence[Any]) -> Any:
+def stack(samples: Sequence[Any], name: str = "samples") -> Any:
     """Samples as one batch of NumPy arrays.
 
     Arrays of one shape, and numbers, become an array of shape ``(len(samples), …)``; dicts, tuples
@@ -35,21 +35,22 @@ def stack(samples: Sequence[Any]) -> Any:
     first, types = samples[0], set(map(type, samples))
     for kind in (dict, (tuple, list), np.ndarray):
         if len({issubclass(t, kind) for t in types}) > 1:
-            _refuse_different("kinds", {t.__name__ for t in types})
+            _refuse_different(name, "kinds", {t.__name__ for t in types})
     if isinstance(first, dict):
         if any(s.keys() != first.keys() for s in samples):
-            _refuse_different("keys", {", ".join(map(str, s)) or "none" for s in samples})
-        return {key: stack([s[key] for s in samples]) for key in first}
+            _refuse_different(name, "keys", {", ".join(map(str, s)) or "none" for s in samples})
+        return {key: stack([s[key] for s in samples], f"{key!r} of {name}") for key in first}
     if isinstance(first, (tuple, list)):
         if any(len(s) != len(first) for s in samples):
-            _refuse_different("lengths", {str(len(s)) for s in samples})
-        parts = [stack(list(part)) for part in zip(*samples, strict=True)]
+            _refuse_different(name, "lengths", {str(len(s)) for s in samples})
+        columns = enumerate(zip(*samples, strict=True))
+        parts = [stack(list(part), f"item {i} of {name}") for i, part in columns]
         if isinstance(first, tuple):
             return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
         return parts
     if isinstance(first, np.ndarray):
         if any(s.shape != first.shape for s in samples):
-            _refuse_different("shapes", {str(s.shape) for s in samples})
+            _refuse_different(name, "shapes", {str(s.shape) for s in samples})
         if any(isinstance(s, np.ma.MaskedArray) for s in samples):
             return np.ma.stack(samples)
         return np.stack(samples)
@@ -60,10 +61,10 @@ def stack(samples: Sequence[Any]) -> Any:
     return list(samples)
 
 
-def _refuse_different(what: str, found: set[str]) -> NoReturn:
+def _refuse_different(name: str, what: str, found: set[str]) -> NoReturn:
     shown = "; ".join(sorted(found)[:5]) + ("; …" if len(found) > 5 else "")
     raise ValueError(
-        f"samples have different {what} ({shown}): make them equal in decode=, or give collate="
+        f"{name} have different {what} ({shown}): make them equal in decode=, or give collate="
     )
 
 
