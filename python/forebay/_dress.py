@@ -28,6 +28,8 @@ NODE_NAMES = {
     "large_string": "LargeUtf8",
     "binary": "Binary",
     "large_binary": "LargeBinary",
+    "string_view": "Utf8View",
+    "binary_view": "BinaryView",
     "date32[day]": "Date32",
     "date64[ms]": "Date64",
 }

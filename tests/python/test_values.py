@@ -135,6 +135,23 @@ def test_values_are_those_of_pyarrow(files, name):
         assert ds[0][name].utcoffset() == dt.timedelta(hours=1)
 
 
+def test_the_schema_of_a_file_opens_it(files):
+    """Maps are left out: the node has another name for them."""
+    whole = forebay.open("values/all.arrow", url=files.url)
+    names = [name for name in TYPES if name not in ("map", "runs")]
+    schema = pa.schema([(name, TYPES[name].type) for name in names])
+    assert forebay.open("values/all.arrow", url=files.url, schema=whole.schema).schema
+    types = {"decimal": "decimal128(10, 3)", "categories": str(TYPES["categories"].type)}
+    for given in (schema, types):
+        ds = forebay.open("values/all.arrow", url=files.url, schema=given)
+        assert ds.schema == {name: whole.schema[name] for name in ds.columns}
+        batch = ds.take(range(3)).arrow()
+        for name in ds.columns:
+            assert plain(batch[name].to_pylist()) == plain(TYPES[name].to_pylist())
+    with pytest.raises(forebay.InvalidRequest, match=r"cannot be read as Decimal128\(9, 2\)"):
+        forebay.open("values/all.arrow", url=files.url, schema={"decimal": pa.decimal128(9, 2)})
+
+
 def test_frames_have_the_types_of_columns(tmp_path):
     pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
     table = pa.table(
