@@ -211,11 +211,7 @@ class Composed(Dataset[S]):
         return list(dict.fromkeys(itertools.chain(*(base.files for base in self.bases))))
 
     def locate(self, row: int) -> Place:
-        if not 0 <= row < len(self):
-            raise IndexError(
-                f"row {row} does not exist: the dataset has {counted(len(self), 'row')}"
-            )
-        sources, rows = self._located(np.array([row], np.uint64))
+        sources, rows = self._located(np.array([self._row_there(row)], np.uint64))
         return self.bases[int(sources[0])].locate(int(rows[0]))
 
     @property

@@ -511,15 +511,21 @@ class Dataset(Loadable[S_co]):
         Raises:
             IndexError: The row does not exist.
         """
-        if whole_number(row) is None:
-            raise TypeError(f"locate takes the number of a row, not {row!r}")
-        if not 0 <= row < self._rows:
-            raise IndexError(
-                f"row {row} does not exist: the dataset has {counted(self._rows, 'row')}"
-            )
+        row = self._row_there(row)
         files = self.files
         at = bisect.bisect_right(self._starts, row) - 1
         return Place(files[at].name, row - self._starts[at])
+
+    def _row_there(self, row: Any) -> int:
+        """The number of a row, which is there."""
+        number = whole_number(row)
+        if number is None:
+            raise TypeError(f"locate takes the number of a row, not {row!r}")
+        if not 0 <= number < len(self):
+            raise IndexError(
+                f"row {number} does not exist: the dataset has {counted(len(self), 'row')}"
+            )
+        return number
 
     def _all_types(self) -> dict[str, str]:
         """The columns, and those that are read only where they are named: the lines of JSONL."""

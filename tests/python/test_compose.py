@@ -860,6 +860,8 @@ def test_what_makes_no_sense_is_refused(ds, other):
         lambda: ds.select(5),
         lambda: ds.skip(3).select_columns(5),
         lambda: ds.locate(5.5),
+        lambda: ds.skip(3).locate("5"),
+        lambda: ds.skip(3).locate(None),
         lambda: ds.take([1])["text"],
         lambda: ds.map("text"),
         lambda: ds.rename(["id"]),
@@ -878,6 +880,13 @@ def test_what_makes_no_sense_is_refused(ds, other):
         ds["text"]
     with pytest.raises(forebay.InvalidRequest, match="tables/a.*has no rows.*selected or filtered"):
         ds.take(0).loader(batch_size=1)
+
+
+def test_places_are_plain_numbers(ds):
+    for of, row in ((ds, 60), (ds.skip(10), 50)):
+        place = of.locate(np.uint8(row))
+        assert place == of.locate(row) and type(place.row_in_file) is int
+        assert str(place) == "row 9 of tables/a/1.parquet"
 
 
 def test_a_column_that_may_be_meant_is_named(ds):
