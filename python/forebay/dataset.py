@@ -92,6 +92,20 @@ ELSEWHERE = {
     "cast_column": 'cast({"column": "int32"})',
     "with_transform": "map(function)",
     "set_transform": "map(function)",
+    "add_column": "map(function)",
+    "with_columns": "map(function)",
+    "drop": "select_columns([...]) names the columns that stay",
+    "iter": "loader(batch_size) makes batches",
+    "iter_batches": "loader(batch_size) makes batches",
+    "set_epoch": "a loader goes from epoch to epoch by itself",
+    "limit": "take(n)",
+    "tail": "a slice: ds[-5:]",
+    "random_split": "train_test_split(test_size, seed)",
+    "sort": "to_hf() makes a copy that has it",
+    "unique": "to_hf() makes a copy that has it",
+    "push_to_hub": "to_hf() makes a copy that has it",
+    "to_csv": "to_hf() makes a copy that has it",
+    "to_iterable_dataset": "to_hf_iterable()",
     "head": "take(5), which is a dataset, or take(range(5)), which are rows",
     "num_rows": "len(ds) is the number of its rows",
     "column_names": "columns",
@@ -108,7 +122,17 @@ ELSEWHERE = {
 }
 #: Those of them that loaders have: of shards, too.
 LOADERS_HAVE = frozenset(
-    ["batch", "load_state_dict", "set_format", "shuffle", "state_dict", "with_format"]
+    [
+        "batch",
+        "iter",
+        "iter_batches",
+        "load_state_dict",
+        "set_epoch",
+        "set_format",
+        "shuffle",
+        "state_dict",
+        "with_format",
+    ]
 )
 #: Types as PyArrow writes them.
 DECIMAL = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")

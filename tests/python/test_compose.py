@@ -528,6 +528,9 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
             "column_names": "columns",
             "torch": r"take\(rows\)\.torch\(\)",
             "to_pandas": r"arrow\(\)\.to_pandas\(\)",
+            "iter": r"loader\(",
+            "sort": r"to_hf\(\)",
+            "tail": r"\[-5:\]",
         }.items():
             with pytest.raises(AttributeError, match=f"has no {name!r}: .*{said}"):
                 getattr(of, name)
