@@ -1106,8 +1106,8 @@ class Parquet(Encoder):
     compressions = ("zstd", "snappy", "gzip", "brotli", "lz4")
     is_by_column = True
     holds = (
-        "what Arrow holds and PyArrow writes, but neither unions nor intervals, nor lists of a fixed"
-        " size of 0, which nobody reads"
+        "what Arrow holds and PyArrow writes, but neither unions nor intervals, nor lists of a"
+        " fixed size of 0, which nobody reads"
     )
 
     @property

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Self, TextIO
 
-from ._arguments import flag
+from ._arguments import flag_or_none
 
 #: Seconds between two drawings, and before the first.
 REDRAW_SECONDS = 0.2
@@ -43,7 +43,7 @@ class Bar:
         note: Callable[[], str] | None = None,
         file: TextIO | None = None,
     ) -> None:
-        show = None if show is None else flag("progress", show)
+        show = flag_or_none("progress", show)
         self.what, self.total, self.unit, self.note = what, total, unit, note
         self.file = file or sys.stderr
         self.done = 0

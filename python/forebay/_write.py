@@ -287,7 +287,7 @@ class Request:
             )
         }
         index = flag("index", self.index)
-        progress = None if self.progress is None else flag("progress", self.progress)
+        progress = flag_or_none("progress", self.progress)
         for name, is_given, of in (
             ("row_group_rows", self.row_group_rows is not None, "parquet"),
             ("key", self.key not in ("__key__", None), "tar"),

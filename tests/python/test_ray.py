@@ -173,7 +173,7 @@ def test_a_write_that_fails_leaves_nothing_and_a_full_target_is_refused(ray, ds,
 
 
 def test_what_was_left_out_before_the_write_is_not_looked_at(ray, node):
-    """Ray does the last steps in the tasks that write, and says what goes into the first of them."""
+    """Ray does the last steps in the tasks that write, and says what the first of them gets."""
     client = forebay.Client(node.url)
     data = ray.data.from_items([{"id": i, "l": [i]} for i in range(20)], override_num_blocks=2)
     for name, chosen in (

@@ -355,9 +355,7 @@ def test_tfrecord_is_read_by_its_library_and_every_checksum_holds(
         ]
 
 
-def test_features_that_only_later_records_have_are_read_by_their_names(
-    put, client, node, scratch
-):
+def test_features_that_only_later_records_have_are_read_by_their_names(put, client, node, scratch):
     rows, first = 3_000, 2_000
     values = {
         "id": list(range(rows)),
