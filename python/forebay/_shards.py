@@ -41,6 +41,7 @@ from ._arguments import (
     check_client,
     check_function,
     column_names,
+    flag,
     flag_or_none,
     job_name,
     source_names,
@@ -461,6 +462,7 @@ class ShardOrder:
         Args:
             strict: Changes nothing: shards have neither renames nor casts nor maps.
         """
+        flag("strict", strict)
         state, own = plain_state(state), self.start()
         numbers = ("epoch", "group", "position")
         if (

@@ -984,22 +984,6 @@ def test_nor_is_it_elsewhere(ds):
         for given in ("no", 0, None):
             with pytest.raises(TypeError, match=name):
                 call(given)
-    for call in (
-        lambda given: ds.write("tables/new/", progress=given),
-        lambda given: forebay.open("tables/a/*.parquet", client=ds.client, progress=given),
-        lambda given: ds.by_key([1], column="id", progress=given),
-    ):
-        for given in ("no", 0):
-            with pytest.raises(TypeError, match="progress must be True or False"):
-                call(given)
-    loader = ds.loader(10)
-    for name, call in (
-        ("reset", lambda given: loader.stats(reset=given)),
-        ("order", lambda given: loader.report(order=given)),
-        ("strict", lambda given: loader.load_state_dict(loader.state_dict(), strict=given)),
-    ):
-        with pytest.raises(TypeError, match=name):
-            call("no")
     apart = ds.shard(2, 1, contiguous=np.bool_(False))
     assert apart.take([0, 1]).numpy()["id"].tolist() == [1, 3]
 

@@ -162,6 +162,12 @@ impl Table {
                     source: text("source"),
                     file: file.to_owned(),
                 };
+                if list.currency.trim().is_empty() {
+                    return Err(wrong(
+                        region.span().start,
+                        format!("{place}.currency must be the name of one, like \"USD\""),
+                    ));
+                }
                 if !is_date(&list.dated) {
                     return Err(wrong(
                         region.span().start,
@@ -406,6 +412,7 @@ mod tests {
             ("\"2025-05-01\"", "\"2025-05-00\"", "must be a day"),
             ("= 0.0004", "= 99999999999999999999", "must be a number"),
             ("currency = \"USD\"", "currency = 3", "must be a text"),
+            ("currency = \"USD\"", "currency = \" \"", "the name of one"),
             ("[aws.us-east-1]", "[aws]", "write [provider.region]"),
         ] {
             let error = says(&SHIPPED.replacen(from, to, 1));

@@ -447,7 +447,8 @@ async fn what_is_written_may_be_larger_than_a_put_of_s3() {
     let broken = Err::<bytes::Bytes, _>(Error::invalid("the client left"));
     let body = stream::iter([broken]).boxed();
     let size = Some(limits::PUT_OBJECT_MAX_BYTES + 1);
-    let put = b.engine.put(&name("a"), PutRequest::default(), size, body);
+    let a = name("a");
+    let put = b.engine.put(&a, PutRequest::default(), size, body);
     // The body was asked for, rather than refused by its length.
     assert_eq!(put.await.unwrap_err().kind(), ErrorKind::Invalid);
 }
