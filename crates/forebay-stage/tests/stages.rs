@@ -2036,6 +2036,7 @@ async fn what_waits_for_its_writer_after_a_restart_is_in_nobodys_way() {
     run.abandon("run/x", &new).await.unwrap();
     let stages = run.stages.clone();
     until(|| stages.list().is_empty() && site.origin.uploads.lock().is_empty()).await;
+    drop(stages);
     // Once its writer is heard of, it is not.
     let id = run.begin("run/x", true).await.unwrap();
     run.put("run/x", &id, "data", b"data").await.unwrap();
