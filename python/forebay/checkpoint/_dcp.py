@@ -133,6 +133,9 @@ class StorageWriter(_StorageWriter):
     this writer: ``handle`` stays None, and ``forebay.checkpoint.Checkpoint(client, name)`` is the
     checkpoint. A planner that keeps its plans (``enable_plan_caching=True``) is refused.
 
+    A writer is for one save at a time: wait for the future of an ``async_save`` before the next
+    one. A save that begins earlier gives up what the first one has staged, and that one fails.
+
     Args:
         path: The checkpoint's name, as in ``"s3://bucket/run/step-100"``; ``checkpoint_id`` of
             ``save`` replaces it.

@@ -237,7 +237,7 @@ section! {
         /// is aborted there, and has cost the transfer.
         send_early: bool = StageConfig::default().send_early,
         /// A checkpoint that was begun, is not committed, and of which nothing was heard for this long
-        /// is removed.
+        /// (or since the start of the node) is removed.
         abandon_after: Span = Span(StageConfig::default().abandon_after),
         /// How long after its commit a checkpoint is to be durable, unless its writer says so itself:
         /// past it, an error is logged and counted, and the flush goes on. `0s`: whenever.
