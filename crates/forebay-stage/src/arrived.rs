@@ -37,17 +37,20 @@ fn append(folder: &Path, file: &FileEntry) -> Result<()> {
 }
 
 /// Adds what the log in `folder` has to `files`: of several of one name, the last one stays. A line that
-/// is not whole is no line.
-pub(crate) fn read(folder: &Path, files: &mut Vec<FileEntry>) {
+/// is not whole is no line. Returns the highest number that any of them has, or had: if a file got one of
+/// these numbers again, a later start would take it for the one that had it.
+pub(crate) fn read(folder: &Path, files: &mut Vec<FileEntry>) -> u32 {
     let text = fs::read(folder.join(NAME)).unwrap_or_default();
     let mut places: HashMap<String, usize> = HashMap::new();
     for (at, file) in files.iter().enumerate() {
         places.insert(file.name.clone(), at);
     }
+    let mut highest = files.iter().map(|file| file.number).max().unwrap_or(0);
     for line in text.split(|b| *b == b'\n') {
         let Ok(file) = serde_json::from_slice::<FileEntry>(line) else {
             continue;
         };
+        highest = highest.max(file.number);
         match places.get(&file.name) {
             Some(at) => files[*at] = file,
             None => {
@@ -56,6 +59,7 @@ pub(crate) fn read(folder: &Path, files: &mut Vec<FileEntry>) {
             }
         }
     }
+    highest
 }
 
 /// Removes the log in `folder`: the journal says it all.
@@ -106,9 +110,9 @@ mod tests {
     fn the_last_line_of_a_name_counts_and_a_torn_one_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let mut files = vec![file("noted", 1, 1)];
-        read(dir.path(), &mut files);
+        assert_eq!(read(dir.path(), &mut files), 1);
         assert_eq!(files, [file("noted", 1, 1)]);
-        for arrived in [file("a", 2, 2), file("b", 3, 3), file("a", 4, 4)] {
+        for arrived in [file("a", 2, 7), file("b", 3, 3), file("a", 4, 4)] {
             append(dir.path(), &arrived).unwrap();
         }
         let path = dir.path().join(NAME);
@@ -116,12 +120,12 @@ mod tests {
         text.extend_from_slice(br#"{"name":"torn","si"#);
         fs::write(&path, &text).unwrap();
         append(dir.path(), &file("noted", 5, 6)).unwrap();
-        read(dir.path(), &mut files);
+        assert_eq!(read(dir.path(), &mut files), 7);
         let wanted = [file("noted", 5, 6), file("a", 4, 4), file("b", 3, 3)];
         assert_eq!(files, wanted);
         forget(dir.path());
         let mut none = Vec::new();
-        read(dir.path(), &mut none);
+        assert_eq!(read(dir.path(), &mut none), 0);
         assert!(none.is_empty());
     }
 }

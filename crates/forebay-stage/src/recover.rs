@@ -66,7 +66,7 @@ impl Inner {
         found.sort_by_key(|(staged_ms, begun_ms, journal, _, _)| {
             (journal.order, *staged_ms, *begun_ms)
         });
-        for (_, _, journal, home, (dirs, phase, error, folder)) in found {
+        for (_, _, journal, home, (dirs, phase, error, folder, noted)) in found {
             let place = Place {
                 bucket: journal.bucket.clone(),
                 prefix: journal.prefix.clone(),
@@ -77,7 +77,7 @@ impl Inner {
             let look =
                 (is_staging && replaces).then(|| Look::begin(self.engine.clone(), place.clone()));
             let highest = match is_staging {
-                true => self.clear_unfinished(&folder, &dirs),
+                true => self.clear_unfinished(&folder, &dirs).max(noted),
                 false => 0,
             };
             let entry = self.entry(place, folder, home, journal, phase, order);
@@ -185,7 +185,7 @@ impl Inner {
             i64,
             Journal,
             usize,
-            (HashMap<u32, usize>, Phase, Option<String>, String),
+            (HashMap<u32, usize>, Phase, Option<String>, String, u32),
         )>,
     > {
         let mut home = None;
@@ -198,9 +198,10 @@ impl Inner {
             self.check_homeless(folder, dirs, numbers)?;
             return Ok(None);
         };
-        if journal.stage == Stage::Staging {
-            arrived::read(&self.folder(home, folder), &mut journal.files);
-        }
+        let noted = match journal.stage {
+            Stage::Staging => arrived::read(&self.folder(home, folder), &mut journal.files),
+            _ => 0,
+        };
         let mut at = HashMap::new();
         let mut lacking = None;
         for file in &journal.files {
@@ -238,7 +239,7 @@ impl Inner {
             e
         });
         let (staged, begun) = (journal.staged_ms, journal.begun_ms);
-        let rest = (at, phase, error, folder.to_owned());
+        let rest = (at, phase, error, folder.to_owned(), noted);
         Ok(Some((staged, begun, journal, home, rest)))
     }
 }

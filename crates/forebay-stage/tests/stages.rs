@@ -2023,6 +2023,28 @@ async fn files_that_arrived_before_a_restart_are_committed_after_it() {
 }
 
 #[tokio::test]
+async fn a_file_is_never_taken_for_one_that_a_loss_of_power_took() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "lost", b"lost").await.unwrap();
+    run.kill().await;
+    // The log has its line, and its name was not synced.
+    std::fs::remove_file(site.dir.path().join("staged").join(&id).join("f1")).unwrap();
+    let run = site.start();
+    run.put("run/x", &id, "here", b"here").await.unwrap();
+    assert_eq!(files_of(&site, &id), ["f2"]);
+    run.kill().await;
+    let run = site.start();
+    let done = run.commit("run/x", &id, &[("lost", 4), ("here", 4)]).await;
+    assert_eq!(kind(done), ErrorKind::NotFound);
+    run.commit("run/x", &id, &[("here", 4)]).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.object(&format!("run/x/{id}/here")).unwrap(), b"here");
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn what_waits_for_its_writer_after_a_restart_is_in_nobodys_way() {
     let site = Site::new(64 << 20);
     // Its name, with the parts that are at the origin.
