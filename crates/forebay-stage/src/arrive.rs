@@ -153,10 +153,10 @@ impl Stages {
             .await
             .map_err(ended)?;
         let size = finished.map_err(|e| disk_error(STAGED, &path, e))?;
-        let file = arrival.end(name, size, dir, file)?;
+        let (file, replaces) = arrival.end(name, size, dir, file)?;
         early::start(inner, &entry, file.clone());
         inner.stats.staged_bytes.fetch_add(size, Relaxed);
-        inner.note_arrived(&entry, file).await;
+        inner.note_arrived(&entry, file, replaces).await?;
         Ok(size)
     }
 }
@@ -230,7 +230,8 @@ impl Arrival {
         })
     }
 
-    fn end(self, name: &str, size: u64, dir: usize, file: Unfinished) -> Result<FileEntry> {
+    /// The file is there. The second result: it takes the place of another one of its name.
+    fn end(self, name: &str, size: u64, dir: usize, file: Unfinished) -> Result<(FileEntry, bool)> {
         let mut state = self.entry.state.lock();
         if state.phase != Phase::Staging {
             return Err(unknown(&self.entry.place, &self.entry.folder));
@@ -260,6 +261,7 @@ impl Arrival {
             etag: None,
         };
         state.journal.files.push(made.clone());
+        let replaces = before.is_some();
         // A file that was sent again replaces the first one.
         if let Some(old) = before
             && let Some(path) = self.inner.path_of(&self.entry, &state, old.number)
@@ -276,7 +278,7 @@ impl Arrival {
                 let _ = fs::remove_file(path);
             });
         }
-        Ok(made)
+        Ok((made, replaces))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Which files of a checkpoint have arrived before its commit: a line for each in a log beside the
 //! journal, so that a start of the node in between loses none of them.
 //!
-//! The log is appended and never synced: a file is on the disk, synced, before its line is written. What
-//! a loss of power takes from the log are files that have to be sent again.
+//! A file is on the disk, synced, before its line is written. The log itself is not synced: files whose
+//! lines a loss of power takes have to be sent again. But the line of a file that takes the place of
+//! another one is, for the line before it would still say that the other one counts.
 
 use crate::{
     entry::{Entry, Phase},
@@ -21,7 +22,7 @@ use tokio::task::spawn_blocking;
 
 const NAME: &str = "arrived.log";
 
-fn append(folder: &Path, file: &FileEntry) -> Result<()> {
+fn append(folder: &Path, file: &FileEntry, synced: bool) -> Result<()> {
     let path = folder.join(NAME);
     let failed = |e| disk_error("the log of a checkpoint's files", &path, e);
     let mut line = serde_json::to_vec(file).unwrap_or_default();
@@ -33,7 +34,11 @@ fn append(folder: &Path, file: &FileEntry) -> Result<()> {
         .append(true)
         .open(&path)
         .map_err(failed)?;
-    log.write_all(&line).map_err(failed)
+    log.write_all(&line).map_err(failed)?;
+    match synced {
+        true => log.sync_data().map_err(failed),
+        false => Ok(()),
+    }
 }
 
 /// Adds what the log in `folder` has to `files`: of several of one name, the last one stays. A line that
@@ -69,7 +74,15 @@ pub(crate) fn forget(folder: &Path) {
 
 impl Inner {
     /// Notes that a file has arrived. If that fails, the file is here all the same, until the next start.
-    pub(crate) async fn note_arrived(&self, entry: &Arc<Entry>, file: FileEntry) {
+    ///
+    /// # Errors
+    /// If that fails of a file that `replaces` another one: the next start could take that one for it.
+    pub(crate) async fn note_arrived(
+        &self,
+        entry: &Arc<Entry>,
+        file: FileEntry,
+        replaces: bool,
+    ) -> Result<()> {
         let (of, folder) = (entry.clone(), self.folder(entry.home, &entry.folder));
         let noted = spawn_blocking(move || {
             // One after the other, and not one that another has replaced by now: the last line counts.
@@ -80,13 +93,20 @@ impl Inner {
                 is_open && state.dirs.contains_key(&file.number)
             };
             match is_current {
-                true => append(&folder, &file),
+                true => append(&folder, &file, replaces),
                 false => Ok(()),
             }
         });
-        if let Err(e) = noted.await.map_err(ended).flatten() {
-            tracing::debug!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
-                "that a file has arrived could not be noted");
+        match noted.await.map_err(ended).flatten() {
+            Err(e) if replaces => {
+                Err(e.context("that a file took the place of another one could not be noted"))
+            }
+            Err(e) => {
+                tracing::debug!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+                    "that a file has arrived could not be noted");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 }
@@ -113,13 +133,13 @@ mod tests {
         assert_eq!(read(dir.path(), &mut files), 1);
         assert_eq!(files, [file("noted", 1, 1)]);
         for arrived in [file("a", 2, 7), file("b", 3, 3), file("a", 4, 4)] {
-            append(dir.path(), &arrived).unwrap();
+            append(dir.path(), &arrived, false).unwrap();
         }
         let path = dir.path().join(NAME);
         let mut text = fs::read(&path).unwrap();
         text.extend_from_slice(br#"{"name":"torn","si"#);
         fs::write(&path, &text).unwrap();
-        append(dir.path(), &file("noted", 5, 6)).unwrap();
+        append(dir.path(), &file("noted", 5, 6), true).unwrap();
         assert_eq!(read(dir.path(), &mut files), 7);
         let wanted = [file("noted", 5, 6), file("a", 4, 4), file("b", 3, 3)];
         assert_eq!(files, wanted);

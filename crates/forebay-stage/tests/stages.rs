@@ -2045,6 +2045,35 @@ async fn a_file_is_never_taken_for_one_that_a_loss_of_power_took() {
 }
 
 #[tokio::test]
+async fn a_file_that_takes_the_place_of_another_one_is_noted_or_refused() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"first").await.unwrap();
+    // Nothing can be noted for a while.
+    let log = site.dir.path().join("staged").join(&id).join("arrived.log");
+    let aside = site.dir.path().join("aside");
+    std::fs::rename(&log, &aside).unwrap();
+    std::fs::create_dir(&log).unwrap();
+    run.put("run/x", &id, "more", b"more").await.unwrap();
+    let put = run.put("run/x", &id, "data", b"other").await;
+    assert!(put.is_err(), "a start would go on with the first one");
+    std::fs::remove_dir(&log).unwrap();
+    std::fs::rename(&aside, &log).unwrap();
+    for (name, data) in [("more", b"more2"), ("data", b"third")] {
+        run.put("run/x", &id, name, data).await.unwrap();
+    }
+    run.kill().await;
+    let run = site.start();
+    run.commit("run/x", &id, &[("data", 5), ("more", 5)])
+        .await
+        .unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.object(&format!("run/x/{id}/data")).unwrap(), b"third");
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn what_waits_for_its_writer_after_a_restart_is_in_nobodys_way() {
     let site = Site::new(64 << 20);
     // Its name, with the parts that are at the origin.
