@@ -101,6 +101,11 @@ def save_torch(writing: Writing, state: object) -> None:
         torch.save(state, typing.cast(typing.IO[bytes], file))
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """As a reader takes the bytes: it knows nothing of what a view does to them."""
+    return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
 def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
     header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
     at = 0
@@ -115,11 +120,9 @@ def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
     text += b" " * (-(8 + len(text)) % ALIGNED_BYTES)
     with writing.file(FILES["safetensors"], 8 + len(text) + at) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        # Of what lies elsewhere or in another order, there is one copy at a time.
-        for value in state.values():
-            # A reader takes the bytes, and not what a view does to them.
-            tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-            file.write(memory_of(tensor))
+        for tensor in state.values():
+            # A copy has no name here: with one, it would stay until the next one is there.
+            file.write(memory_of(_plain(tensor)))
 
 
 def check_safetensors(state: object) -> None:
