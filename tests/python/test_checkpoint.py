@@ -2544,6 +2544,28 @@ def test_lightning_says_why_training_does_not_end_yet(own, monkeypatch, caplog):
     assert said in caplog.text
 
 
+def test_lightning_waits_on_while_the_node_is_started_again(tmp_path, monkeypatch):
+    from forebay.checkpoint import _lightning
+
+    monkeypatch.setattr(_lightning, "_TOLD_SECONDS", 0.3)
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+    try:
+        plugin = ckpt.CheckpointIO(site.client)
+        site.pause()
+        plugin.save_checkpoint({"step": 1}, "forebay://runs/again/1.ckpt")
+        site.kill()
+
+        def starts_again() -> None:
+            site.start()
+            site.go_on()
+
+        threading.Timer(1.5, starts_again).start()
+        plugin.teardown()
+        assert plugin.handle.durable
+    finally:
+        site.close()
+
+
 def test_lightning_goes_on_when_a_removal_fails(own, monkeypatch, caplog):
     plugin = ckpt.CheckpointIO(own.client)
     names = [f"forebay://runs/fails/{step}.ckpt" for step in range(3)]

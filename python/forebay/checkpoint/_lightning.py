@@ -11,7 +11,7 @@ import warnings
 from .._arguments import client_of
 from .._fetch import UNSURE
 from .._forebay import Client
-from ..errors import Conflict, NotFound, Timeout
+from ..errors import Conflict, NotFound
 from . import _wire
 
 try:
@@ -28,6 +28,10 @@ log = logging.getLogger("forebay")
 
 #: How often the log says why training does not end yet.
 _TOLD_SECONDS = 60.0
+
+
+def _tell(why: str) -> None:
+    log.warning("training ends when its last checkpoint is durable: %s", why)
 
 
 class CheckpointIO(_CheckpointIO):
@@ -177,21 +181,10 @@ class CheckpointIO(_CheckpointIO):
             if last and (checkpoint.id == last.id or (checkpoint.id, name) == (None, last.name)):
                 self._removed_last = True
 
-    def _wait(self, last: _wire.Checkpoint) -> None:
-        """Waits until the one that was saved last is durable, and says why that takes long."""
-        while True:
-            try:
-                last.wait(_TOLD_SECONDS)
-                return
-            except Timeout as e:
-                # A node that does not answer is not waited for.
-                last.status()
-                log.warning("training ends when its last checkpoint is durable: %s", e)
-
     def teardown(self) -> None:
         if self.handle is not None and not self._removed_last:
             try:
-                self._wait(self.handle)
+                self.handle._wait(tell=_tell, every=_TOLD_SECONDS)
             except NotFound as e:
                 log.warning("the checkpoint that was saved last is lost: %s", e)
         for checkpoint in self._going.values():

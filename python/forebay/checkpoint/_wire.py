@@ -257,11 +257,21 @@ class Checkpoint:
             raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
         if timeout is not None and (not _is_number(timeout) or math.isnan(timeout)):
             raise InvalidRequest(f"timeout={timeout!r}: give a number of seconds")
+        return self._wait(timeout, until)
+
+    def _wait(
+        self,
+        timeout: float | None = None,
+        until: str = "durable",
+        tell: Callable[[str], object] | None = None,
+        every: float = math.inf,
+    ) -> Checkpoint:
+        """:meth:`wait`, which calls ``tell`` with what is still missing, each ``every`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        reached = time.monotonic()
+        reached = told = time.monotonic()
         while True:
             left = _WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
-            patience = f"{min(left, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
+            patience = f"{min(left, every, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
             path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
             moves = self.client.moves
             try:
@@ -284,12 +294,19 @@ class Checkpoint:
             self._is_here(status, moves)
             if status[until]:
                 return self
-            if end is not None and time.monotonic() >= end:
+            now, error = time.monotonic(), status.get("error")
+            so_far = (
+                f"it is {status['state']}, {status['bytes_at_origin']} of {status['bytes']} bytes"
+                " are at the origin"
+            )
+            if end is not None and now >= end:
                 raise Timeout(
-                    f"{self.name} is not {until} after {timeout} s: it is {status['state']},"
-                    f" {status['bytes_at_origin']} of {status['bytes']} bytes are at the origin",
-                    hint=status.get("error") or "wait longer; the node goes on with it",
+                    f"{self.name} is not {until} after {timeout} s: {so_far}",
+                    hint=error or "wait longer; the node goes on with it",
                 )
+            if tell is not None and now - told >= every:
+                told = now
+                tell(f"{self.name} is not {until}: {so_far}" + (f" ({error})" if error else ""))
 
     def _is_here(self, status: dict[str, typing.Any], moves: int) -> None:
         """Notes which node has it, if that is the one that said how it stands, in answer to a
