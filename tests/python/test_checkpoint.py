@@ -553,7 +553,7 @@ def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
         planner = Dies()
         saves("meanwhile", planner, overwrite=False)
         assert planner.has_died
-        # After the files, and before the commit, which the node knows nothing against.
+        # After the files, and before the commit, for which they are still there.
         finish = ckpt.StorageWriter.finish
 
         def later(self, **about):

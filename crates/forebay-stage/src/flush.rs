@@ -46,7 +46,7 @@ pub(crate) const FILES_IN_FLIGHT: usize = 16;
 const REMOVALS_IN_FLIGHT: usize = 16;
 /// The journal is written at most so often while files are sent.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
-/// How often it is looked whether the origin has a file of another node that was not there before.
+/// How often the origin is asked again for a file of another node that it did not have.
 const ELSEWHERE_EVERY: Duration = Duration::from_secs(1);
 
 /// How a flush that did not fail ended.
@@ -120,7 +120,8 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
         }
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
-        // Uploads that this attempt left behind are noted before the next one looks which there are.
+        // The next attempt looks in the logs for uploads: those that this one was still beginning are to
+        // be there.
         entry.begins.wait().await;
     }
 }
@@ -284,7 +285,7 @@ async fn wait_for_others(inner: &Inner, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
-/// One that is not there yet is looked for when it is its turn.
+/// Of those that are not there yet, one at a time is asked for again.
 async fn wait_for_other(
     inner: &Inner,
     entry: &Entry,

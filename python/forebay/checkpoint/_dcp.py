@@ -150,9 +150,9 @@ class StorageWriter(_StorageWriter):
         retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
             limits, or is started again. A file that the node did not take is written again (a rank
             that saves alone, and ranks at other nodes than that of rank 0, write all of theirs).
-            What it had taken, it still has after a start. If several ranks save and the machine of
-            rank 0's node loses power before the commit, what it had taken may be lost: the save
-            fails, and nothing of it is visible. Save again then.
+            What it had taken, it still has when it is started again. If several ranks save and the
+            machine of rank 0's node loses power before the commit, what it had taken may be lost:
+            the save fails, and nothing of it is visible. Save again then.
     """
 
     def __init__(

@@ -236,8 +236,8 @@ section! {
         /// its way: as parts of multipart uploads, which nobody sees. What is given up before its commit
         /// is aborted there, and has cost the transfer.
         send_early: bool = StageConfig::default().send_early,
-        /// A checkpoint that was begun, is not committed, and of which nothing was heard for this long
-        /// (or since the start of the node) is removed.
+        /// A checkpoint that was begun and not committed is removed when the node has heard nothing of
+        /// its writer for this long. A start of the node begins that time anew.
         abandon_after: Span = Span(StageConfig::default().abandon_after),
         /// How long after its commit a checkpoint is to be durable, unless its writer says so itself:
         /// past it, an error is logged and counted, and the flush goes on. `0s`: whenever.
