@@ -175,10 +175,7 @@ impl Walk<'_> {
             Ok(m) => m,
             Err(e) if e.kind() == io::ErrorKind::NotFound && !dir.is_empty() => return Ok(true),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(
-                    Error::bucket_not_found(format!("{} is gone", self.root.description))
-                        .hint("is the disk mounted?"),
-                );
+                return Err(self.root.is_gone());
             }
             Err(e) => return Err(failure::from_io(site, e)),
         };

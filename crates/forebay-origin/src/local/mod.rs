@@ -362,10 +362,7 @@ impl Root {
         };
         match file {
             Ok(file) => Ok((file, Unfinished { path, moved: false })),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::bucket_not_found(format!(
-                "{} is gone",
-                self.description
-            ))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(self.is_gone()),
             Err(e) => Err(failure::from_io(site, e)),
         }
     }
@@ -522,15 +519,24 @@ impl Root {
 
     /// Syncs what an earlier delete of a file in `parent` may have left unsynced.
     fn sync_again(&self, parent: &Path) -> io::Result<()> {
-        let left: Vec<&Path> = {
-            let settled = self.settled.lock();
-            let above = self.up_from(parent);
-            above.filter(|d| !settled.dirs.contains(*d)).collect()
-        };
-        for dir in left {
-            self.settle(dir)?;
+        let mut gone = None;
+        for dir in self.up_from(parent) {
+            // Another delete may have removed the directory below and not have synced that yet. Asked
+            // before what is settled: a delete that has ended has synced this one, or unsettled it.
+            let is_changing = gone.is_some_and(|below| self.is_removing_below(below));
+            let is_settled = !is_changing && self.settled.lock().dirs.contains(dir);
+            gone = match is_settled || self.settle(dir)? {
+                true => None,
+                false => Some(dir),
+            };
         }
         Ok(())
+    }
+
+    /// Whether a delete of a file in this directory, or below it, is under way.
+    fn is_removing_below(&self, dir: &Path) -> bool {
+        let removing = self.removing.lock();
+        removing.iter().any(|path| path.starts_with(dir))
     }
 
     /// Syncs a directory, and notes how that went. Whether it is there.
@@ -786,11 +792,6 @@ impl Origin for LocalOrigin {
                     drop(shared);
                     sync(left)
                 }
-                // The other delete may have removed the file and not have synced that yet.
-                Err(e) if e.kind() == io::ErrorKind::NotFound && removing.is_by_another() => {
-                    drop(shared);
-                    sync(parent)
-                }
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -804,6 +805,11 @@ impl Origin for LocalOrigin {
                         // What is in it is not deleted by that.
                         return Err(root.is_gone());
                     }
+                    // The other delete may have removed the file and not have synced that yet.
+                    if removing.is_by_another() {
+                        return sync(parent);
+                    }
+                    drop(removing);
                     root.sync_again(parent)
                         .map_err(|e| failure::from_io(root.site("delete", &key), e))
                 }
@@ -1168,10 +1174,19 @@ mod tests {
             settled.synced(&a, before);
             assert!(!settled.dirs.contains(&a) && settled.dirs.contains(&root));
         }
+        // Another delete has removed the directory, and has not synced that yet.
+        put(&origin, "d/e").await.unwrap().unwrap();
+        let path = root.join("d/e");
+        let other = Removing::begin(&origin.0, &path);
+        fs::remove_dir_all(root.join("d")).unwrap();
+        origin.delete("d/f").await.unwrap();
+        assert_eq!(origin.0.removals.lock()[3..], [root.as_path()]);
+        drop(other);
+        origin.delete("d/f").await.unwrap();
         // What cannot be there has left nothing.
         let long = format!("{}/k", "x".repeat(300));
         origin.delete(&long).await.unwrap();
-        assert_eq!(origin.0.removals.lock().len(), 3);
+        assert_eq!(origin.0.removals.lock().len(), 4);
     }
 
     #[tokio::test]
@@ -1185,6 +1200,13 @@ mod tests {
         let deleted = origin.delete("a").await;
         let kind = deleted.err().map(|e| e.kind());
         assert_eq!(kind, Some(ErrorKind::BucketNotFound));
+        // Nor by two at the same time.
+        let path = origin.0.path.join("a");
+        let other = Removing::begin(&origin.0, &path);
+        let deleted = origin.delete("a").await;
+        let kind = deleted.err().map(|e| e.kind());
+        assert_eq!(kind, Some(ErrorKind::BucketNotFound));
+        drop(other);
         fs::rename(&away, &here).unwrap();
         origin.delete("a").await.unwrap();
         assert!(!here.join("a").exists());

@@ -48,10 +48,7 @@ pub(super) fn create(root: &Root, key: &str, request: PutRequest) -> Result<Stri
     let site = root.site("create an upload of", key);
     root.path_of(key)?;
     if !root.path.is_dir() {
-        return Err(Error::bucket_not_found(format!(
-            "{} is gone",
-            root.description
-        )));
+        return Err(root.is_gone());
     }
     let id = format!("{:032x}", rand::random::<u128>());
     let dir = directory(root, &id)?;
