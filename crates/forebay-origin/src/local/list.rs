@@ -201,6 +201,10 @@ impl Walk<'_> {
         };
         self.ancestors.push(here);
         for (number, name) in names.names.iter().enumerate() {
+            // Kept names may be those of a directory in another bucket, too.
+            if dir.is_empty() && name.trim_end_matches('/') == RESERVED {
+                continue;
+            }
             let key = format!("{dir}{name}");
             if names.is_link(number) && self.may_want(&key) {
                 let kept_as_dir = key.ends_with('/');
@@ -360,9 +364,6 @@ fn sorted_names(path: &Path, dir: &str) -> io::Result<Names> {
                 continue;
             }
         };
-        if dir.is_empty() && name == RESERVED {
-            continue;
-        }
         let kind = match entry.file_type() {
             Ok(kind) => kind,
             // Some file systems do not tell the type with the name, so it is looked up. This file was
@@ -475,6 +476,26 @@ mod tests {
             let origin = LocalOrigin::open_with(dir.path(), threads, listings).unwrap();
             assert_eq!(listed(&origin).await.0.len(), 2500);
             assert_eq!(kept.0.lock().len(), so_far);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bucket_within_another_one_does_not_list_what_is_reserved_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("in");
+        let reserved = inner.join(RESERVED);
+        fs::create_dir_all(&reserved).unwrap();
+        fs::write(reserved.join("x"), "").unwrap();
+        for i in 0..2500 {
+            fs::write(inner.join(format!("{i:05}")), "").unwrap();
+        }
+        tokio::time::sleep(2 * SETTLED_AFTER).await;
+        let kept = Listings::default();
+        for (path, keys) in [(dir.path(), 2501), (inner.as_path(), 2500)] {
+            let (threads, listings) = (super::super::Threads::default(), kept.clone());
+            let origin = LocalOrigin::open_with(path, threads, listings).unwrap();
+            assert_eq!(listed(&origin).await.0.len(), keys);
+            assert_eq!(kept.0.lock().len(), 1);
         }
     }
 
