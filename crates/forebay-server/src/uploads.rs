@@ -233,6 +233,18 @@ impl Uploads {
         self.completed(&(name.clone(), id.to_owned()), |c| c.parts.numbers == sum)
     }
 
+    /// [`Uploads::completed_before`], once no completion of the upload is under way here.
+    pub async fn completed_by_now(
+        &self,
+        name: &ObjectName,
+        id: &str,
+        numbers: &[u32],
+    ) -> Option<PutResponse> {
+        let key = (name.clone(), id.to_owned());
+        let _turn = self.turn(&key).await;
+        self.completed_before(name, id, numbers)
+    }
+
     fn remember(&self, key: &(ObjectName, String), parts: Sums, done: &PutResponse) {
         let mut inner = self.inner.lock();
         inner.completed.retain(|c| c.key != *key);
@@ -474,9 +486,16 @@ mod tests {
         };
         // The second comes while the first is under way.
         *b.origin.acknowledges_after.lock() = Duration::from_millis(100);
-        let (first, second) = futures::join!(complete(&part.etag), complete(&part.etag));
+        let by_number = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            uploads.completed_by_now(&name, &id, &[1]).await
+        };
+        let (first, second, third) =
+            futures::join!(complete(&part.etag), complete(&part.etag), by_number);
         let first = first.unwrap();
         assert_eq!(second, Ok(first.clone()));
+        assert_eq!(third, Some(first.clone()));
+        assert_eq!(uploads.completed_by_now(&name, &id, &[2]).await, None);
         assert_eq!(complete(&part.etag).await, Ok(first));
         assert_eq!(complete("other").await, Err(ErrorKind::NotFound));
         // At some origins an upload can be completed again: what was written since stays.

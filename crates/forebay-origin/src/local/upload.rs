@@ -133,7 +133,6 @@ pub(super) fn parts(
     max: usize,
 ) -> Result<PartsPage> {
     let site = root.site("list the parts of", key);
-    check(root, key, upload)?;
     let failed = |e: io::Error| match e.kind() {
         // Completed or aborted meanwhile.
         io::ErrorKind::NotFound => gone(upload),
@@ -158,6 +157,8 @@ pub(super) fn parts(
             last_modified_ms: meta.last_modified_ms,
         });
     }
+    // Afterwards: a completion or an abort may have removed some of them meanwhile.
+    check(root, key, upload)?;
     Ok(PartsPage::of(parts, after, max))
 }
 

@@ -459,7 +459,15 @@ async fn upload(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> 
                 }
             }
             let known = known.unwrap_or_default();
-            let parts = completed(&app.engine, name, id, &known, &numbers).await?;
+            let parts = match completed(&app.engine, name, id, &known, &numbers).await {
+                Ok(parts) => parts,
+                // It may have ended since, by a completion that was under way here.
+                Err(e) if e.kind() == ErrorKind::NotFound => {
+                    let before = app.uploads.completed_by_now(name, id, &numbers).await;
+                    return before.map(|put| written(&put)).ok_or(e);
+                }
+                Err(e) => return Err(e),
+            };
             let always = PutCondition::Always;
             let put = app
                 .uploads
@@ -504,8 +512,8 @@ fn part_numbers(value: &Value) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// The parts with these numbers: clients name no ETags. The origin tells those that this node does not
-/// know because they came through another one, or before it was started.
+/// The parts with these numbers: clients name no ETags. The origin tells them, because each may have
+/// come through another node, or come again through one; what it does not list may be `known` here.
 async fn completed(
     engine: &Engine,
     name: &ObjectName,
@@ -513,29 +521,31 @@ async fn completed(
     known: &BTreeMap<u32, Part>,
     numbers: &[u32],
 ) -> Result<Vec<UploadedPart>> {
+    let are_known = numbers.iter().all(|n| known.contains_key(n));
     let mut listed = HashMap::new();
-    let mut goes_on = numbers.iter().any(|n| !known.contains_key(n));
-    let mut after = 0;
+    let (mut after, mut goes_on) = (0, true);
     while goes_on {
         let page = engine.list_parts(name, id, after, limits::LIST_PAGE_MAX_KEYS);
-        let page = page.await.map_err(|e| match e.kind() {
-            ErrorKind::NotFound | ErrorKind::Unsupported => {
+        let page = match page.await {
+            Ok(page) => page,
+            Err(_) if are_known => break,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Unsupported) => {
                 let text = format!("the upload {:?} is not known here", shorten(id));
-                Error::new(ErrorKind::NotFound, text)
+                return Err(Error::new(ErrorKind::NotFound, text)
                     .hint("it has ended, or was started before the node was: start again")
-                    .caused_by(e)
+                    .caused_by(e));
             }
-            _ => e,
-        })?;
+            Err(e) => return Err(e),
+        };
         let last = page.parts.last().map_or(0, |p| p.part.number);
         goes_on = page.is_truncated && last > after && (last as usize) < limits::UPLOAD_PARTS_MAX;
         after = last;
         listed.extend(page.parts.into_iter().map(|p| (p.part.number, p.part)));
     }
     let part = |n: &u32| {
-        let known = known.get(n).map(|p| p.part.clone());
-        known
-            .or_else(|| listed.get(n).cloned())
+        let listed = listed.get(n).cloned();
+        listed
+            .or_else(|| known.get(n).map(|p| p.part.clone()))
             .ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")))
     };
     numbers.iter().map(part).collect()
