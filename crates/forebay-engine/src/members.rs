@@ -731,8 +731,8 @@ impl Engine {
             return Ok(());
         };
         let (engine, name, version) = (self.clone(), name.clone(), meta.version());
-        // It is smaller than the index. Whoever asked for the index waits for this, so it waits for
-        // nobody.
+        // What is written is smaller than the index. This does not wait for memory either: whoever
+        // asked for the index waits for it.
         let memory = self.inner.budget.try_hold(index.memory_bytes() as u64);
         blocking(move || {
             let _memory = memory;
@@ -838,8 +838,8 @@ impl InPassing {
     }
 }
 
-/// The memory of an index that is being built. Nobody waits for it: others wait for the index, and
-/// may hold some. What the budget does not have is not counted.
+/// The memory of an index that is being built. The build does not wait for memory, because others wait
+/// for the index and may hold some; what the budget lacks is not counted.
 #[derive(Debug, Default)]
 pub(crate) struct Building(Vec<Reservation>);
 

@@ -345,7 +345,7 @@ pub trait Origin: Send + Sync + 'static {
     ) -> Result<PartsPage> {
         let _ = (upload, after, max);
         Err(Error::unsupported(format!(
-            "list the parts of an upload of {key:?} at {}",
+            "list the parts of an upload of {key:?} at {}: not offered there",
             self.describe()
         )))
     }

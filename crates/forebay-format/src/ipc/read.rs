@@ -181,8 +181,8 @@ impl Opened {
         });
         check(&data, values.as_ref(), |_| true, body, at)?;
         let id = batch.id();
-        // What is added comes behind the values that earlier blocks refer to: they may have it too.
-        // Or else each block would have all values of its own.
+        // Added values come after those that earlier blocks refer to, so these blocks share the grown
+        // dictionary. Otherwise each block would hold a copy of all values.
         let adds = batch.isDelta();
         if let Some((_, last)) = self
             .dictionaries

@@ -1,10 +1,10 @@
 //! Which columns lines have: names and types, determined from every line of a file.
 //!
 //! The lines are objects; their fields are the columns, in the order in which they first appear.
-//! What a line lacks is null. Integers mixed with other numbers are floats. Integers beyond those
-//! of `i64` are unsigned, if those of `u64` hold all numbers of the column. Values without a common
-//! type, objects with too many names, and integers beyond those stay JSON: a column of text
-//! ([`Kind::Json`]), which holds any of them as written in the line.
+//! What a line lacks is null. Integers of `i64` mixed with other numbers are floats. Integers of which
+//! some are beyond `i64` are unsigned, if `u64` holds all of them. Values without a common type,
+//! objects with too many names, and other integers stay JSON: a column of text ([`Kind::Json`]), which
+//! holds any of them as written in the line.
 
 use super::scan::{Bad, Scanner, Token};
 use crate::tabular::{is_json, json_field};

@@ -40,8 +40,8 @@ pub(crate) fn is_line(field: &Field) -> bool {
     field.metadata().get(key).is_some_and(|v| v == value)
 }
 
-/// The columns of several files combined: numbers of different types are floats, values without a
-/// common type JSON. Files without a field have only their lines.
+/// The columns of several files combined: each has the type that holds the values of all files, or is
+/// JSON. Files without a field have only their lines.
 pub fn common_schema<'a>(schemas: impl Iterator<Item = &'a SchemaRef>) -> SchemaRef {
     let with_fields = schemas.filter(|schema| !schema.fields().iter().any(|f| is_line(f)));
     let common = Columns::common(with_fields.map(Arc::as_ref));
