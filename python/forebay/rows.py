@@ -327,7 +327,9 @@ class Rows(Sequence[dict[str, Any]]):
             mine = pick[:, 0] == number
             used, pick[mine, 1] = np.unique(pick[mine, 1], return_inverse=True)
             if len(used) < len(part):
-                parts[number] = _taken(pa, part, used) if len(used) else part.slice(0, 0)
+                # Arrow pickles a slice with all of its memory: no rows are a slice of one row.
+                some = used if len(used) else np.zeros(1, np.int64)
+                parts[number] = _taken(pa, part, some).slice(0, len(used))
         return Rows._of, (parts, self.ids, self.sources, pick)
 
     @staticmethod

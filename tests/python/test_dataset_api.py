@@ -477,6 +477,9 @@ def test_a_part_of_rows_is_sent_alone():
         again = pickle.loads(pickle.dumps(part))
         assert list(again) == list(part) and again.columns == part.columns
         assert again.sources.tolist() == part.sources.tolist()
+    # Nor of a dataset that has no row in the part.
+    for part in (both[1001:1002], both[:0], both[999:]):
+        assert len(pickle.dumps(part)) < 20_000
 
 
 def test_the_client_alone_needs_no_numpy():
