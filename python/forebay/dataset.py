@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import operator
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from ._arguments import (
     whole_number,
 )
 from ._collate import is_converted, owned
-from ._dress import NODE_NAMES, Dressed, Dressing, cast, pyarrow, types_of
+from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
@@ -134,9 +133,6 @@ LOADERS_HAVE = frozenset(
         "with_format",
     ]
 )
-#: Types as PyArrow writes them.
-DECIMAL = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")
-DICTIONARY = re.compile(r"dictionary<values=([^<>]+), indices=(\w+), ordered=[01]>")
 #: What the types that hold values of these are called.
 PYTHON_TYPES: dict[type, str] = {
     bool: "bool",
@@ -356,9 +352,9 @@ def _named(schema: Any) -> dict[str, str]:
                     f'schema={{{name!r}: {kind.__name__}}}: give types by name, as in "{instead}",'
                     " or those of pyarrow"
                 )
-        return {name: _type_text(kind) for name, kind in schema.items()}
+        return {name: str(kind) for name, kind in schema.items()}
     try:
-        return {field.name: _type_text(field.type) for field in schema}
+        return {field.name: str(field.type) for field in schema}
     except AttributeError:
         raise TypeError("schema must be a dict of names and types, or a pyarrow.Schema") from None
 
@@ -376,17 +372,6 @@ def _features(given: Mapping[str, str]) -> dict[str, str]:
                 f"example: feature {name!r} is {kind!r}", hint=f"one of {', '.join(FEATURE_TYPES)}"
             )
     return dict(given)
-
-
-def _type_text(kind: Any) -> str:
-    """A type as the node reads it, which has other names for decimals and dictionaries."""
-    text = str(kind)
-    if found := DECIMAL.fullmatch(text):
-        return f"Decimal{found[1]}({found[2]}, {found[3]})"
-    if found := DICTIONARY.fullmatch(text):
-        values, indices = (NODE_NAMES.get(name, name) for name in found.groups())
-        return f"Dictionary({indices}, {values})"
-    return text
 
 
 def _labels(labels: str | dict[str, Any]) -> dict[str, Any]:

@@ -666,6 +666,30 @@ impl<'a> TypeText<'a> {
                     _ => return None,
                 }
             }
+            "decimal32" | "decimal64" | "decimal128" | "decimal256" => {
+                self.mark("(")?;
+                let digits = self.until(&[')']);
+                self.mark(")")?;
+                // The other parser knows how many digits there may be.
+                format!("D{}({digits})", &word[1..])
+                    .parse::<DataType>()
+                    .ok()?
+            }
+            "dictionary" => {
+                self.mark("<values=")?;
+                let values = self.field("")?.data_type().clone();
+                self.mark(",")?;
+                self.mark("indices=")?;
+                let keys = self.field("")?.data_type().clone();
+                self.mark(",")?;
+                self.mark("ordered=")?;
+                self.until(&['>']);
+                self.mark(">")?;
+                if !keys.is_dictionary_key_type() {
+                    return None;
+                }
+                Dictionary(Box::new(keys), Box::new(values))
+            }
             "fixed_size_binary" => FixedSizeBinary(self.size()?),
             "list" => List(Arc::new(self.item()?)),
             "large_list" => LargeList(Arc::new(self.item()?)),
@@ -938,6 +962,49 @@ mod tests {
         let texts = Struct(vec![json_field(Field::new("a:b", Utf8, true))].into());
         let name = type_name(&Field::new("x", texts, true));
         assert_eq!(name, "Struct(\"a:b\": Utf8)");
+    }
+
+    #[test]
+    fn decimals_and_dictionaries_are_read_as_pyarrow_writes_them() {
+        let of_texts = Dictionary(Box::new(Int32), Box::new(Utf8));
+        let item = Field::new("item", Decimal128(38, 0), true);
+        let fields = vec![
+            Field::new("a", of_texts.clone(), false),
+            Field::new("b", Decimal64(9, 3), true),
+        ];
+        for (ty, read) in [
+            ("decimal32(5, 2)", Decimal32(5, 2)),
+            ("decimal128(10, 3)", Decimal128(10, 3)),
+            ("decimal256(70, -2)", Decimal256(70, -2)),
+            (
+                "dictionary<values=string, indices=int32, ordered=0>",
+                of_texts,
+            ),
+            (
+                "dictionary<values=timestamp[us, tz=UTC], indices=uint8, ordered=1>",
+                Dictionary(
+                    Box::new(UInt8),
+                    Box::new(Timestamp(TimeUnit::Microsecond, Some("UTC".into()))),
+                ),
+            ),
+            ("list<item: decimal128(38, 0)>", List(Arc::new(item))),
+            (
+                "struct<a: dictionary<values=string, indices=int32, ordered=0> not null, b: \
+                 decimal64(9, 3)>",
+                Struct(fields.into()),
+            ),
+        ] {
+            assert_eq!(*named_field("x", ty).unwrap().data_type(), read, "{ty}");
+        }
+        for wrong in [
+            "decimal128",
+            "decimal128(10)",
+            "decimal128(39, 2)",
+            "dictionary<values=string, indices=float, ordered=0>",
+            "dictionary<values=string>",
+        ] {
+            assert!(named_field("x", wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
