@@ -359,12 +359,11 @@ class Rows(Sequence[dict[str, Any]]):
 def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
     """Raises if there is no array for all, or some values would be others in it."""
     advice = "cast the column in one of the datasets, or leave it out with columns="
-    shapes = dict.fromkeys(array.shape[1:] for array in arrays)
+    shapes = {a.shape[1:]: f"{a.dtype} of shape {a.shape[1:]}" for a in arrays}
     if len(shapes) > 1:
-        told = [f"of shape {shape}" if shape else "of single values" for shape in shapes]
         raise TypeError(
-            f"column {name!r} is {' in one dataset and '.join(told)} in another, which one array"
-            f" cannot hold: {advice}"
+            f"column {name!r} is {' in one dataset and '.join(shapes.values())} in another, which"
+            f" one array cannot hold: {advice}"
         )
     types = dict.fromkeys(array.dtype for array in arrays)
     if len(types) == 1:

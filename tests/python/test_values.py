@@ -341,12 +341,12 @@ def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
         (
             pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
             pa.array([[1, 2, 3]], pa.list_(pa.int64(), 3)),
-            r"shape \(2,\) in one .* and of shape \(3,\) in",
+            r"int64 of shape \(2,\) in one .* and int64 of shape \(3,\) in",
         ),
         (
             pa.array([[1, 2]], pa.list_(pa.int64(), 2)),
             pa.array([[1]], pa.list_(pa.int64())),
-            r"shape \(2,\) in one .* and of single values in",
+            r"int64 of shape \(2,\) in one .* and object of shape \(\) in",
         ),
     ],
 )
