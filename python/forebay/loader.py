@@ -758,7 +758,7 @@ class Loader(Generic[B_co]):
 
     def checked(self, state: Any, strict: bool = True) -> State:
         """The state, if it is a place in this order; raises InvalidRequest for any other."""
-        return _packed.checked(self._order, self.options.pack, state, flag("strict", strict))
+        return _packed.checked(self._order, self.options.pack, state, strict)
 
     def after(self, state: State, steps: int) -> State:
         """The state after so many steps from a state on, of which there is at least one."""
