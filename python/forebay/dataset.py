@@ -96,7 +96,7 @@ ELSEWHERE = {
     "drop": "select_columns([...]) names the columns that stay",
     "iter": "loader(batch_size) makes batches",
     "iter_batches": "loader(batch_size) makes batches",
-    "set_epoch": "a loader goes from epoch to epoch by itself",
+    "set_epoch": "a loader has it, and goes from epoch to epoch by itself",
     "limit": "take(n)",
     "tail": "a slice: ds[-5:]",
     "random_split": "train_test_split(test_size, seed)",

@@ -531,6 +531,7 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
             "iter": r"loader\(",
             "sort": r"to_hf\(\)",
             "tail": r"\[-5:\]",
+            "set_epoch": "a loader has it",
         }.items():
             with pytest.raises(AttributeError, match=f"has no {name!r}: .*{said}"):
                 getattr(of, name)
