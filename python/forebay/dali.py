@@ -148,8 +148,9 @@ class ByNumber:
     It makes the batch with any number in any epoch, with ``decode`` and ``transform``, in that
     process. DALI's epoch ``e`` is the loader's current epoch plus ``e``.
 
-    Where packs begin, only what comes before them tells: of packs, each batch goes through its
-    epoch from the beginning, and without ``Pack(lengths=)`` reads it. :class:`Source` does not.
+    Where a pack begins depends on all rows before it. For each batch of packs it therefore goes
+    through the epoch from the beginning, and reads it, too, unless ``Pack(lengths=)`` is given.
+    :class:`Source` goes through an epoch once.
     """
 
     def __init__(self, loader: Loader[Any], columns: Sequence[str]) -> None:

@@ -363,8 +363,8 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
             self._encoder(self._without_null(self._kinds(empty)))
 
     def on_write_start(self, schema: Any = None) -> None:
-        """Refuses a target where something is, and claims it. The schema is not looked at: where
-        Ray does other steps in the tasks that write, it is that of what goes into the first step.
+        """Refuses a target where something is, and claims it. It ignores the schema: where the
+        tasks that write also do earlier steps, Ray gives the schema of what the first step gets.
         """
         _patiently(self.client, lambda: check_empty(self.client, self.bucket, self.prefix))
         self._claim("begun", None)
@@ -622,8 +622,8 @@ def write(
     (``concurrency``, ``ray_remote_args``). See :class:`ForebayDatasink`.
 
     Raises:
-        InvalidRequest: A column that the format cannot hold. Where Ray knows the columns before it
-            reads, nothing is begun.
+        InvalidRequest: The format cannot hold a column. Where Ray knows the columns before it reads
+            anything, this is raised before it begins.
         Conflict: Something is at the target, or another process writes there.
     """
     if wrong := options.keys() & OPTIONS.keys():

@@ -1,5 +1,5 @@
-"""Where the command ``forebay`` begins: apart from the package, so that Ctrl-C while that is
-imported ends the command as it does later.
+"""The entry point of the command ``forebay``. It lies outside the package, so that Ctrl-C while
+Python imports the package ends the command as it does later.
 """
 
 from __future__ import annotations
