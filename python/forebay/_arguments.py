@@ -8,6 +8,7 @@ import difflib
 import operator
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -78,7 +79,7 @@ def members(given: Any, kind: type) -> list[Any]:
 
 
 def column_names(given: Iterable[str] | str) -> list[str]:
-    """What ``columns=`` names: several, or a single one."""
+    """What ``columns=`` names: several, each once, or a single one."""
     if isinstance(given, str):
         return [given]
     try:
@@ -87,6 +88,11 @@ def column_names(given: Iterable[str] | str) -> list[str]:
         found = [given]
     if not all(isinstance(name, str) for name in found):
         raise TypeError(f"columns must be a list of names, not {given!r}")
+    if twice := [name for name, count in Counter(found).items() if count > 1]:
+        raise InvalidRequest(
+            f"column {twice[0]!r} is named {found.count(twice[0])} times",
+            hint="name each column once: rows have it once",
+        )
     return found
 
 

@@ -964,8 +964,6 @@ def chosen(datasets: Sequence[Dataset[Any]], columns: Iterable[str] | None) -> l
     if columns is None:
         return list(datasets)
     columns = column_names(columns)
-    if len(set(columns)) < len(columns):
-        raise InvalidRequest(f"columns={columns!r} names a column twice")
     return [dataset.select_columns(columns) for dataset in datasets]
 
 

@@ -560,11 +560,6 @@ class Dataset(Loadable[S_co]):
             raise InvalidRequest(
                 "columns is an empty list", hint="leave it out to read all columns"
             )
-        if twice := [name for name, count in Counter(columns).items() if count > 1]:
-            raise InvalidRequest(
-                f"column {twice[0]!r} is named {columns.count(twice[0])} times",
-                hint="name each column once: rows have it once",
-            )
         return columns
 
     def _at_node(self, columns: Sequence[str] | None) -> list[str] | None:

@@ -388,6 +388,8 @@ def test_what_cannot_be_is_refused_in_words(shards, shards_node):
             shards.loader(8, shuffle=forebay.Block(2), seed=1).load_state_dict(wrong)
     with pytest.raises(TypeError, match="strict"):
         shards.loader(8, shuffle=forebay.Block(2), seed=1).load_state_dict(state, strict="no")
+    with pytest.raises(forebay.InvalidRequest, match="column 'bin' is named 2 times"):
+        forebay.open_shards("sets/train-*.tar", url=shards_node.url, columns=["bin", "bin"])
     with pytest.raises(forebay.InvalidRequest, match="less than one step") as few:
         list(shards.loader(len(ALL) + 1, shuffle=forebay.Block(2)))
     assert 'uneven="pad"' in few.value.hint

@@ -794,7 +794,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
         ({"format": "tar", "row_group_rows": 5}, "row_group_rows"),
         ({"columns": ["nothing"]}, "no column 'nothing'"),
         ({"columns": []}, "empty"),
-        ({"columns": ["id", "id"]}, "twice"),
+        ({"columns": ["id", "id"]}, "named 2 times"),
         ({"format": "tar"}, "tar cannot hold column 'tokens', which is list<int32>"),
         ({"format": "jsonl"}, "jsonl cannot hold column 'data', which is bytes"),
         ({"name": "a/b"}, "name"),
