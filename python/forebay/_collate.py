@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
@@ -166,30 +164,6 @@ def owned(value: Any) -> Any:
     if all(new is old for new, old in zip(items, value, strict=True)):
         return value
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-#: Whose frames are between a DataLoader's part that fetches and what it fetches from.
-FETCHING = ("torch.utils.data.", "torchdata.", "forebay.")
-
-
-def is_converted(frame: FrameType | None) -> bool:
-    """Whether what is asked for in a frame goes to PyTorch's ``default_convert`` or
-    ``default_collate``, which make lists of numbers of a view: a DataLoader without a
-    ``collate_fn`` fetches it, by itself or through PyTorch's own datasets. (A dataset is not told.)
-    """
-    data = sys.modules.get("torch.utils.data")
-    if data is None:
-        return False
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(FETCHING):
-        fetcher: Any = frame.f_locals.get("self")
-        if hasattr(fetcher, "auto_collation") and hasattr(fetcher, "collate_fn"):
-            # Of the classes here that go around a collate function.
-            collate = getattr(fetcher.collate_fn, "around", fetcher.collate_fn)
-            if fetcher.auto_collation:
-                return collate is None or collate is data.default_collate
-            return collate is data.default_convert
-        frame = frame.f_back
-    return False
 
 
 def apart(rows: Rows, output: Output, real: int | None) -> list[Any]:

@@ -174,11 +174,6 @@ class Collate:
     def __init__(self, ring: BatchRing, function: Callable[[Sequence[Any]], Any] | None) -> None:
         self.ring, self.function = ring, function
 
-    @property
-    def around(self) -> Any:
-        """What puts samples together; None for PyTorch's default."""
-        return self.function
-
     def __call__(self, samples: Sequence[Any]) -> Any:
         ordinary = self.function or torch.utils.data.default_collate
         filled = samples if isinstance(samples, Filled) else None

@@ -12,7 +12,7 @@ import torch
 import torch.utils.data
 
 from ._arguments import flag
-from ._collate import is_converted, owned
+from ._collate import owned
 from ._decode import NOTHING
 from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
@@ -89,9 +89,8 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
 
     What workers yield must survive pickling: tensors, arrays, ``bytes``. Views of received memory
     (``memoryview``, in columns of bytes that nobody decodes) become ``bytes``. A batch of
-    ``output="rows"`` is :class:`forebay.Rows`, of which a DataLoader without a ``collate_fn`` makes
-    a list of dicts, with ``bytes`` too. Views that a ``collate_fn`` leaves in a batch come from a
-    worker as ``bytes``.
+    ``output="rows"`` is :class:`forebay.Rows`, whose rows have ``bytes`` too; a DataLoader without
+    a ``collate_fn`` makes a list of dicts of it.
 
     It yields only this rank's share. Hugging Face accelerate (``accelerator.prepare``, and so
     ``transformers.Trainer``) would deal out the share of rank 0 once more and lose the others'
@@ -241,9 +240,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
             )
         if not self.samples and worker == 0:
             self._warn_of_batches_of_batches(sys._getframe(1))
-        made = WorkerIteration(self, self.begin, worker, workers)
-        made.is_converted = is_converted(sys._getframe(1))
-        return made
+        return WorkerIteration(self, self.begin, worker, workers)
 
 
 class WorkerIteration(Iterator[T_co]):
@@ -260,8 +257,6 @@ class WorkerIteration(Iterator[T_co]):
         # Where it was before the batch that was yielded last, which may have been taken ahead.
         self._before = worker
         self._ahead = Ahead()
-        #: Whether batches are for a DataLoader that would make numbers of the views in rows.
-        self.is_converted = False
 
     def __iter__(self) -> WorkerIteration[T_co]:
         return self
@@ -292,9 +287,8 @@ class WorkerIteration(Iterator[T_co]):
             self._after = made.step.next
             self._ahead.takes()
             if made.batch is not NOTHING:
-                if self.is_converted and isinstance(made.batch, Rows):
-                    return [owned(row) for row in made.batch]
-                return owned(made.batch)
+                batch = made.batch
+                return batch.with_bytes() if isinstance(batch, Rows) else owned(batch)
             # None of its samples could be made.
             self._number += self._workers
 
@@ -364,11 +358,6 @@ class _Tagged:
 
     def __init__(self, collate: Callable[[Any], Any], samples: bool) -> None:
         self._collate, self._samples = collate, samples
-
-    @property
-    def around(self) -> Any:
-        """What puts samples together."""
-        return getattr(self._collate, "around", self._collate)
 
     def __call__(self, tagged: Any) -> tuple[Any, State | None]:
         if not self._samples:

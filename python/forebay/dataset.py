@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import operator
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -42,7 +41,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
-from ._collate import is_converted, owned
+from ._collate import owned
 from ._dress import Dressed, Dressing, cast, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
@@ -398,10 +397,10 @@ class Dataset(Loadable[S_co]):
     ``ds[i]`` is one row, ``ds[[5, 3, 3]]`` are :class:`forebay.Rows` in one request, and
     ``ds[10:20]`` is a dataset of these rows, of which nothing is read yet (``ds.take(range(10,
     20))`` reads them); ``for row in ds`` goes from the first to the last. As a map-style dataset of
-    PyTorch it answers a whole batch in one request (``__getitems__``), in which columns of bytes
-    are ``bytes``. With ``batch_size=None``, or in a ``ConcatDataset``, DataLoader takes ``ds[i]``,
-    with ``bytes`` too; a ``collate_fn`` gets views then, and may leave them in its batch: workers
-    send them as ``bytes``. A dataset does not derive from PyTorch's class, so type checkers want
+    PyTorch it answers a whole batch in one request (``__getitems__``). What brackets give has
+    ``bytes`` in columns of bytes, of which DataLoader makes no lists of numbers and which its
+    workers can send; :meth:`take` and loops give views of the received memory. A dataset does not
+    derive from PyTorch's class, so type checkers want
     ``DataLoader(typing.cast("torch.utils.data.Dataset[Any]", ds))``.
 
     It can be pickled: DataLoader workers and other processes do not open it again.
@@ -1179,9 +1178,8 @@ class Dataset(Loadable[S_co]):
         if isinstance(index, slice):
             return self.select(index)
         if hasattr(index, "__index__") and not getattr(index, "ndim", 0):
-            sample = next(self._samples(self.take([operator.index(index)])))
-            return owned(sample) if is_converted(sys._getframe(1)) else sample
-        return self.take(index)
+            return owned(next(self._samples(self.take([operator.index(index)]))))
+        return self.take(index).with_bytes()
 
     if not TYPE_CHECKING:
 

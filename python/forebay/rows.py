@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NewType, overload
+from typing import TYPE_CHECKING, Any, NewType, cast, overload
 
 import numpy as np
 
@@ -43,7 +43,8 @@ class Rows(Sequence[dict[str, Any]]):
     (columns of bytes: a view of the received memory, no copy), ``datetime`` (with its zone, where
     the column has one), ``date``, ``timedelta``, ``time``, ``Decimal``, NumPy arrays (lists; masked
     where items are missing), dicts (structs), lists of pairs (maps), None where missing.
-    ``rows[2:5]`` are :class:`Rows` again, of the same memory.
+    ``rows[2:5]`` are :class:`Rows` again, of the same memory. :meth:`with_bytes` has ``bytes`` in
+    place of views.
 
     It is an Arrow record batch through the PyCapsule interface (``pyarrow.record_batch(rows)``,
     ``DataFrame.from_arrow(rows)`` of pandas 3), without a copy. Polars takes rows for a list of
@@ -58,7 +59,7 @@ class Rows(Sequence[dict[str, Any]]):
             for rows of one dataset.
     """
 
-    __slots__ = ("_parts", "_pick", "_values", "ids", "sources")
+    __slots__ = ("_has_bytes", "_parts", "_pick", "_values", "ids", "sources")
 
     def __init__(
         self,
@@ -67,11 +68,13 @@ class Rows(Sequence[dict[str, Any]]):
         *,
         sources: np.ndarray | None = None,
         pick: np.ndarray | None = None,
+        has_bytes: bool = False,
     ) -> None:
         # `pick` says which (part, row in the part) each row is: shape (rows, 2). None: the one part
         # as it is.
         self._parts = list(parts)
         self._pick = pick
+        self._has_bytes = has_bytes
         self._values: list[dict[str, list[Any]]] | None = None
         self.ids = ids
         self.sources = sources
@@ -124,7 +127,7 @@ class Rows(Sequence[dict[str, Any]]):
         if isinstance(index, slice):
             pick = self._picked()[index]
             sources = None if self.sources is None else self.sources[index]
-            return Rows(self._parts, self.ids[index], sources=sources, pick=pick)
+            return self._with(self._parts, self.ids[index], sources, pick)
         if isinstance(index, str):
             raise TypeError(f"{index!r} is not a row number: rows.numpy()[{index!r}] is a column")
         try:
@@ -137,13 +140,35 @@ class Rows(Sequence[dict[str, Any]]):
         if not 0 <= at < n:
             raise IndexError(f"row {number} does not exist: there are {n}")
         part, row = (0, at) if self._pick is None else map(int, self._pick[at])
-        return {name: values[row] for name, values in self._of_parts()[part].items()}
+        return self._row(self._of_parts()[part], row)
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Several of them, with ``bytes`` in place of views: what PyTorch's DataLoader asks for."""
+        of = self.with_bytes()
+        return [of[row] for row in rows]
+
+    def with_bytes(self) -> Rows:
+        """The same rows, of which each has ``bytes`` where it had views of received memory."""
+        rows = Rows(self._parts, self.ids, sources=self.sources, pick=self._pick, has_bytes=True)
+        rows._values = self._values
+        return rows
+
+    def _with(
+        self,
+        parts: Sequence[Any],
+        ids: np.ndarray,
+        sources: np.ndarray | None,
+        pick: np.ndarray | None,
+    ) -> Rows:
+        return Rows(parts, ids, sources=sources, pick=pick, has_bytes=self._has_bytes)
+
+    def _row(self, columns: dict[str, list[Any]], number: int) -> dict[str, Any]:
+        row = {name: values[number] for name, values in columns.items()}
+        if not self._has_bytes:
+            return row
         from ._collate import owned
 
-        return [owned(self[row]) for row in rows]
+        return cast("dict[str, Any]", owned(row))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._between(0, len(self))
@@ -165,11 +190,11 @@ class Rows(Sequence[dict[str, Any]]):
         if self._pick is None:
             of_all = parts[0]
             for row in range(begin, end):
-                yield {name: values[row] for name, values in of_all.items()}
+                yield self._row(of_all, row)
             return
         for at in range(begin, end, 1024):
             for part, row in self._pick[at : min(at + 1024, end)].tolist():
-                yield {name: values[row] for name, values in parts[part].items()}
+                yield self._row(parts[part], row)
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Each row with its values as JSON has them: lists, times as texts, and of columns of JSON
@@ -320,7 +345,7 @@ class Rows(Sequence[dict[str, Any]]):
         parts = [pa.record_batch(part) for part in self._parts]
         pick = self._pick
         if pick is None:
-            return Rows._of, (parts, self.ids, self.sources, None)
+            return Rows._of, (parts, self.ids, self.sources, None, self._has_bytes)
         # Of the received memory, only what these rows are.
         pick = pick.copy()
         for number, part in enumerate(parts):
@@ -330,13 +355,17 @@ class Rows(Sequence[dict[str, Any]]):
                 # Arrow pickles a slice with all of its memory: no rows are a slice of one row.
                 some = used if len(used) else np.zeros(1, np.int64)
                 parts[number] = _taken(pa, part, some).slice(0, len(used))
-        return Rows._of, (parts, self.ids, self.sources, pick)
+        return Rows._of, (parts, self.ids, self.sources, pick, self._has_bytes)
 
     @staticmethod
     def _of(
-        parts: Sequence[Any], ids: np.ndarray, sources: np.ndarray | None, pick: np.ndarray | None
+        parts: Sequence[Any],
+        ids: np.ndarray,
+        sources: np.ndarray | None,
+        pick: np.ndarray | None,
+        has_bytes: bool,
     ) -> Rows:
-        return Rows(parts, ids, sources=sources, pick=pick)
+        return Rows(parts, ids, sources=sources, pick=pick, has_bytes=has_bytes)
 
     def _first(self, count: int) -> Rows:
         """The first rows, of no more of the received memory than they lie in."""
@@ -344,7 +373,7 @@ class Rows(Sequence[dict[str, Any]]):
         used = np.unique(pick[:, 0])
         pick = np.stack([np.searchsorted(used, pick[:, 0]), pick[:, 1]], axis=1)
         sources = None if self.sources is None else self.sources[:count]
-        return Rows([self._parts[p] for p in used], self.ids[:count], sources=sources, pick=pick)
+        return self._with([self._parts[p] for p in used], self.ids[:count], sources, pick)
 
     def _repr_html_(self) -> str:
         from ._look import preview_of_rows

@@ -1491,9 +1491,15 @@ def test_bytes_stay_whole_where_a_dataloader_converts_them(ds, workers):
         ([bytes(mixed[i]["data"]) for i in range(5)], DataLoader(mixed, **some)),
     ):
         assert [row["data"] for row in loader] == of
-    # What a function of the user's gets stays what it was.
-    seen = list(DataLoader(ds, collate_fn=kind_of_data, **some))
-    assert seen == ["memoryview"] * 5
+    for pairs in DataLoader(ds, sampler=[[0, 1], [2, 3]], **single):
+        assert [row["data"] for row in pairs] == [truth[int(row["id"])] for row in pairs]
+    taken = ds.take(range(20)).with_bytes()
+    for rows in (taken, taken[:], taken[::-1][::-1], pickle.loads(pickle.dumps(taken[:]))):
+        assert [row["data"] for row in rows] == truth and rows[3]["data"] == truth[3]
+        assert {type(row["data"]) for row in rows} == {bytes} and type(rows[3]["data"]) is bytes
+    # A dataset of the user's, which takes rows from this one.
+    loader = DataLoader(OfAnother(ds), batch_size=5, num_workers=workers)
+    assert [data for batch in loader for data in batch["data"]] == truth[:5]
     loader = ds.loader(batch_size=10)
     for batches in (
         DataLoader(loader.torch(), **single),
@@ -1516,8 +1522,15 @@ def test_bytes_stay_whole_where_a_dataloader_converts_them(ds, workers):
         assert [data for batch in together for data in batch["data"]] == truth
 
 
-def kind_of_data(row):
-    return type(row["data"]).__name__
+class OfAnother(torch.utils.data.Dataset):
+    def __init__(self, ds):
+        self.ds = ds
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.ds[index]
 
 
 def test_views_that_a_collate_function_leaves_come_from_a_worker(ds):
