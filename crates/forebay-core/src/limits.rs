@@ -188,7 +188,8 @@ pub const DELETE_OBJECTS_MAX_KEYS: usize = 1000;
 /// The longest document of an answer of an S3 service to a request that changes something, or that
 /// failed: longer than any of S3's.
 pub const S3_ANSWER_MAX_BYTES: u64 = 1 << 20;
-/// Largest body of one PUT of S3. Under `/v1/` there is no limit: origins get long bodies in parts.
+/// The largest body that one S3 PUT may have. A PUT under `/v1/` may be larger: S3 and Azure origins
+/// receive it in parts.
 pub const PUT_OBJECT_MAX_BYTES: u64 = 5 << 30;
 /// Objects that are appended to at the same time. Their appended bytes that lie in memory are at
 /// most a quarter of what may be held for long.

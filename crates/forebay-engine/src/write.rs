@@ -425,7 +425,8 @@ impl Engine {
     /// `max` of them, those after number `after`.
     ///
     /// # Errors
-    /// `NotFound` if there is no such upload (any more), `Unsupported` if the origin lists none.
+    /// `NotFound` if the origin does not know the upload, or has ended it; `Unsupported` if it cannot
+    /// list parts.
     pub async fn list_parts(
         &self,
         name: &ObjectName,

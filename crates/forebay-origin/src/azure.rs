@@ -625,7 +625,7 @@ impl Origin for AzureOrigin {
         let sent = self.send(site, Method::GET, &query, HeaderMap::new(), Payload::Empty);
         let answer = match sent.await {
             Ok(answer) => answer,
-            // There is no blob, not even one of uncommitted blocks.
+            // Azure has no blob of this name, and no uncommitted blocks for one.
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(PartsPage::default()),
             Err(e) => return Err(e),
         };

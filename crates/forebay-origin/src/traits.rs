@@ -335,7 +335,8 @@ pub trait Origin: Send + Sync + 'static {
     /// number `after`.
     ///
     /// # Errors
-    /// `NotFound` if there is no such upload (any more); `Unsupported` if the origin lists none.
+    /// `NotFound` if the origin does not know the upload, or has ended it; `Unsupported` if it cannot
+    /// list parts.
     async fn list_parts(
         &self,
         key: &str,

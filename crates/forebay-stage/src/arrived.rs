@@ -41,9 +41,9 @@ fn append(folder: &Path, file: &FileEntry, synced: bool) -> Result<()> {
     }
 }
 
-/// Adds what the log in `folder` has to `files`: of several of one name, the last one stays. A line that
-/// is not whole is no line. Returns the highest number that any of them has, or had: if a file got one of
-/// these numbers again, a later start would take it for the one that had it.
+/// Adds the files that the log in `folder` names to `files`. If it names a file twice, the last line
+/// counts; a torn line is ignored. Returns the highest number that the log or `files` has ever given to a
+/// file: a new file must not get such a number, or a later start would take it for the old one.
 pub(crate) fn read(folder: &Path, files: &mut Vec<FileEntry>) -> u32 {
     let text = fs::read(folder.join(NAME)).unwrap_or_default();
     let mut places: HashMap<String, usize> = HashMap::new();
