@@ -140,7 +140,8 @@ class Rows(Sequence[dict[str, Any]]):
         if not 0 <= at < n:
             raise IndexError(f"row {number} does not exist: there are {n}")
         part, row = (0, at) if self._pick is None else map(int, self._pick[at])
-        return self._row(self._of_parts()[part], row)
+        found = {name: values[row] for name, values in self._of_parts()[part].items()}
+        return _owned(found) if self._has_bytes else found
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Several of them, with ``bytes`` in place of views: what PyTorch's DataLoader asks for."""
@@ -162,14 +163,6 @@ class Rows(Sequence[dict[str, Any]]):
     ) -> Rows:
         return Rows(parts, ids, sources=sources, pick=pick, has_bytes=self._has_bytes)
 
-    def _row(self, columns: dict[str, list[Any]], number: int) -> dict[str, Any]:
-        row = {name: values[number] for name, values in columns.items()}
-        if not self._has_bytes:
-            return row
-        from ._collate import owned
-
-        return cast("dict[str, Any]", owned(row))
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._between(0, len(self))
 
@@ -184,17 +177,21 @@ class Rows(Sequence[dict[str, Any]]):
 
     def _between(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
         """What ``self[i]`` is for each row of a range, looking its columns up only once."""
+        rows = self._views(begin, end)
+        return map(_owned, rows) if self._has_bytes else rows
+
+    def _views(self, begin: int, end: int) -> Iterator[dict[str, Any]]:
         if begin == end:
             return
         parts = self._of_parts()
         if self._pick is None:
             of_all = parts[0]
             for row in range(begin, end):
-                yield self._row(of_all, row)
+                yield {name: values[row] for name, values in of_all.items()}
             return
         for at in range(begin, end, 1024):
             for part, row in self._pick[at : min(at + 1024, end)].tolist():
-                yield self._row(parts[part], row)
+                yield {name: values[row] for name, values in parts[part].items()}
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Each row with its values as JSON has them: lists, times as texts, and of columns of JSON
@@ -383,6 +380,12 @@ class Rows(Sequence[dict[str, Any]]):
     def __repr__(self) -> str:
         of = "" if self.sources is None else f" of {counted(len(self._parts), 'dataset')}"
         return f"<forebay.Rows: {counted(len(self), 'row')}{of}, columns {listed(self.columns)}>"
+
+
+def _owned(row: dict[str, Any]) -> dict[str, Any]:
+    from ._collate import owned
+
+    return cast("dict[str, Any]", owned(row))
 
 
 def _refuse_rounding(name: str, arrays: Sequence[np.ndarray]) -> None:
