@@ -8,6 +8,7 @@ was saved.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 
 import forebay
@@ -80,6 +81,17 @@ def ranks(world: int, what: str, node: str, name: str, scale: int, port: int) ->
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dcp_ranks"])
+    # The server looks for what it imports beforehand in PYTHONPATH alone, and says nothing if it is
+    # not there.
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), path]))
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
     processes = [
         context.Process(target=one, args=(what, node, name, scale, rank, world, port))
         for rank in range(world)
