@@ -50,7 +50,8 @@ def one(what: str, node: str, name: str, scale: int, rank: int, world: int, port
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    client = forebay.Client(node)
+    nodes = node.split("|")
+    client = forebay.Client(nodes[rank % len(nodes)])
     if what == "load":
         found = state(scale, mesh, empty=True)
         reader = forebay.checkpoint.StorageReader(client=client)
@@ -77,7 +78,8 @@ def one(what: str, node: str, name: str, scale: int, rank: int, world: int, port
 
 def ranks(world: int, what: str, node: str, name: str, scale: int, port: int) -> None:
     """Runs a job: "save", "async" or "load". Its processes are forked from one that has imported
-    PyTorch already, which takes long.
+    PyTorch already, which takes long. Several nodes, as in ``"http://a|http://b"``, have a rank
+    each.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["dcp_ranks"])

@@ -4,6 +4,7 @@ full."""
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import datetime
 import io
 import json
@@ -18,6 +19,7 @@ import threading
 import time
 import urllib.request
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import dcp_ranks
@@ -25,6 +27,7 @@ import forebay
 import forebay.checkpoint as ckpt
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from clusters import eventually
 from conftest import s3_client
 from forebay.checkpoint import _wire
@@ -501,7 +504,6 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog,
 def test_saves_and_loads_of_dcp_go_on_while_the_node_is_started_again(
     tmp_path, caplog, monkeypatch
 ):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
@@ -644,7 +646,6 @@ def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_aga
         writers[0].finish(metadata, results)
         assert writers[0].handle.wait(60).durable
         found = {f"w{rank}": torch.full((100,), -1.0) for rank in range(2)}
-        import torch.distributed.checkpoint as dcp
 
         reader = ckpt.StorageReader(name, client=site.client)
         dcp.load(found, storage_reader=reader, no_dist=True)
@@ -656,7 +657,6 @@ def test_a_rank_of_dcp_at_a_node_of_its_own_writes_anew_when_that_is_started_aga
 
 @pytest.mark.parametrize("when", ["planned", "written", "lost"])
 def test_ranks_of_dcp_at_one_node_that_is_started_again_go_on(tmp_path, when):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
@@ -693,7 +693,6 @@ def test_ranks_of_dcp_at_one_node_that_is_started_again_go_on(tmp_path, when):
 
 
 def test_ranks_of_dcp_at_one_node_write_again_what_it_did_not_take(site, monkeypatch):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     file, finish = _wire.Writing.file, _wire.Outgoing.finish
@@ -1291,7 +1290,6 @@ def test_what_is_removed_while_it_is_read_is_not_found(site):
 
 
 def test_a_reader_of_dcp_says_that_its_checkpoint_was_replaced(site, monkeypatch):
-    import torch.distributed.checkpoint as dcp
 
     name = "s3://runs/meanwhile/dcp"
 
@@ -1320,7 +1318,6 @@ def test_a_reader_of_dcp_says_that_its_checkpoint_was_replaced(site, monkeypatch
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_metadata_of_dcp_come_with_the_manifest(own, monkeypatch, comes):
-    import torch.distributed.checkpoint as dcp
 
     name, wanted = "s3://runs/first", {"w": torch.rand(100, 100)}
     writer = ckpt.StorageWriter(name, client=own.client)
@@ -1329,8 +1326,11 @@ def test_metadata_of_dcp_come_with_the_manifest(own, monkeypatch, comes):
     ask, submit = _wire.ask, _wire.Reading.submit
 
     def asks(client, method, path, body=None):
-        asked.append(path)
         answer = ask(client, method, path, body)
+        if "question=" in path:
+            # It is durable by now: the answer is fetched while the rest is read.
+            return answer
+        asked.append(path)
         content = answer.pop("content")
         assert content["name"] == ".metadata"
         # A node of an earlier release sends none.
@@ -1650,7 +1650,6 @@ def test_parts_of_a_lent_piece_that_cannot_be_read_can_be_cancelled():
 
 
 def test_tensors_that_share_their_memory_are_read_from_a_lent_file(own):
-    import torch.distributed.checkpoint as dcp
 
     name = "s3://runs/lent/tied"
     values = [torch.full((500_000,), float(n)) for n in range(4)]
@@ -1868,7 +1867,6 @@ if __name__ == "__main__":
 
 
 def test_dcp_saves_from_a_process_of_its_own(site, tmp_path):
-    import torch.distributed.checkpoint as dcp
 
     program, name = tmp_path / "save.py", "s3://runs/process"
     program.write_text(IN_A_PROCESS)
@@ -1884,7 +1882,6 @@ def test_dcp_saves_from_a_process_of_its_own(site, tmp_path):
 
 
 def test_conjugated_and_negated_tensors_are_what_they_say(site):
-    import torch.distributed.checkpoint as dcp
 
     numbers = torch.randn(200, 300, dtype=torch.complex64)
     wanted = {"conj": numbers.conj(), "neg": torch._neg_view(numbers.real.contiguous())}
@@ -1900,7 +1897,6 @@ def test_conjugated_and_negated_tensors_are_what_they_say(site):
 
 
 def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter
 
     wanted = state(6)["model"]
@@ -1921,7 +1917,6 @@ def test_other_readers_of_dcp_read_it_and_this_reads_theirs(site):
 
 
 def test_metadata_of_one_rank_are_those_of_a_checkpoint_that_each_rank_saved_by_itself(site):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
 
@@ -1973,7 +1968,6 @@ def test_a_node_that_cannot_be_reached_is_waited_for_once_by_a_load(monkeypatch)
 
 
 def test_tensors_are_aligned_in_files_as_they_are_in_memory(site):
-    import torch.distributed.checkpoint as dcp
 
     wanted = {f"{n}": torch.rand(n) for n in (1, 77, 20_001, 50_003, 99_999)}
     name = "s3://runs/aligned/a"
@@ -2017,7 +2011,6 @@ def staged(site, prefix: str) -> list[dict]:
 
 
 def test_a_save_of_dcp_that_fails_leaves_nothing_at_the_node(site):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.planner import SavePlan
 
@@ -2076,7 +2069,6 @@ def test_slabs_are_the_parts_of_a_stored_tensor():
 
 
 def test_what_is_not_read_in_place_takes_bounded_memory(site, monkeypatch):
-    import torch.distributed.checkpoint as dcp
     from forebay.checkpoint import _dcp
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
 
@@ -2110,7 +2102,6 @@ def test_what_is_not_read_in_place_takes_bounded_memory(site, monkeypatch):
 
 
 def test_ranks_that_have_two_checkpoints_of_one_name_are_told(tmp_path):
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.planner import LoadPlan
 
@@ -2654,3 +2645,276 @@ def test_lightning_keeps_what_is_to_go_if_the_last_one_is_lost(own, caplog):
 def test_an_address_is_no_client(call):
     with pytest.raises(TypeError, match=r'forebay.Client\("http://node:8080"\), not a str'):
         call("http://node:8080")
+
+
+class Watched(dcp.DefaultLoadPlanner):
+    """It notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = []
+
+    def load_bytes(self, read_item, value):
+        self.given.append(read_item.dest_index.fqn)
+        super().load_bytes(read_item, value)
+
+    def commit_tensor(self, read_item, tensor):
+        self.given.append(read_item.dest_index.fqn)
+        super().commit_tensor(read_item, tensor)
+
+
+@contextlib.contextmanager
+def another_node(site: Site, name: str) -> Iterator[Node]:
+    other = Node(site.origin.url, ["runs"], site.directory / name)
+    try:
+        yield other
+    finally:
+        other.stop()
+
+
+def saved_by_dcp(client, name: str, tensors: dict) -> None:
+    writer = ckpt.StorageWriter(client=client)
+    dcp.save(tensors, checkpoint_id=name, storage_writer=writer, no_dist=True)
+    writer.handle.wait(60)
+
+
+def loaded_by_dcp(client, name: str, planner=None, **wanted: torch.Tensor) -> dict:
+    found = {key: torch.zeros_like(value) for key, value in wanted.items()}
+    reader = ckpt.StorageReader(name, client=client)
+    dcp.load(found, storage_reader=reader, planner=planner, no_dist=True)
+    return found
+
+
+def test_files_are_read_while_the_bucket_is_asked_whether_they_were_replaced(own):
+    name, w = "s3://runs/ahead/a", torch.arange(2_000_000)
+    saved_by_dcp(own.client, name, {"w": w, "note": "x"})
+    found, planner = {"w": torch.zeros_like(w), "note": ""}, Watched()
+    reader = ckpt.StorageReader(name, client=own.client)
+    own.pause()
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(
+                dcp.load, found, storage_reader=reader, planner=planner, no_dist=True
+            )
+            eventually(lambda: torch.equal(found["w"], w), "it is read before the bucket answers")
+            time.sleep(0.2)
+            assert not loading.done() and planner.given == []
+            own.go_on()
+            loading.result(60)
+    finally:
+        own.go_on()
+    assert torch.equal(found["w"], w) and found["note"] == "x"
+    assert sorted(planner.given) == ["note", "w"]
+
+
+@pytest.mark.parametrize("cut", [1, 2], ids=["cut as before", "cut otherwise"])
+def test_ranks_load_the_one_that_took_the_place_of_what_they_began_with(own, cut):
+    name = "s3://runs/ahead/last"
+    ranks(1, "save", own.node.url, name, 1)
+    with another_node(own, "other") as other:
+        ranks(cut, "save", other.url, name, 2)
+        ranks(2, "load", own.node.url, name, 2)
+        # It is known now that what is here was replaced.
+        ranks(1, "load", own.node.url, name, 2)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["rank 0", "rank 1"])
+def test_ranks_at_two_nodes_load_what_the_bucket_has(own, first):
+    name = "s3://runs/ahead/nodes"
+    ranks(2, "save", own.node.url, name, 1)
+    with another_node(own, "other") as other:
+        nodes = [own.node.url, other.url]
+        if not first:
+            nodes.reverse()
+        # One node has it, and asks; the other one has nothing.
+        ranks(2, "load", "|".join(nodes), name, 1)
+        # Each has one of its own, of which one is old.
+        ranks(1, "save", other.url, name, 2)
+        ranks(2, "load", "|".join(nodes), name, 2)
+
+
+def test_one_with_other_tensors_in_its_place_is_told_and_loaded_next_time(own):
+    name, a, b = "s3://runs/ahead/other", torch.ones(300_000), torch.arange(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    with another_node(own, "other") as other:
+        saved_by_dcp(forebay.Client(other.url), name, {"a": 2 * a, "b": b})
+    with pytest.raises(dcp.api.CheckpointException, match="which has other tensors"):
+        loaded_by_dcp(own.client, name, a=a)
+    found = loaded_by_dcp(own.client, name, a=a, b=b)
+    assert torch.equal(found["a"], 2 * a) and torch.equal(found["b"], b)
+
+
+def test_one_that_was_removed_elsewhere_is_not_loaded_from_this_disk(own):
+    name, a = "s3://runs/ahead/gone", torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    ckpt.save({"a": a}, name + "-plain", client=own.client, wait="durable")
+    for bucket_key in own.keys("ahead/"):
+        own.s3.delete_object(Bucket="runs", Key=bucket_key)
+    planner = Watched()
+    with pytest.raises(dcp.api.CheckpointException, match="does not have the checkpoint"):
+        loaded_by_dcp(own.client, name, planner, a=a)
+    assert planner.given == []
+    with pytest.raises(forebay.NotFound, match="does not have the checkpoint"):
+        ckpt.load(name + "-plain", client=own.client)
+    with pytest.raises(forebay.NotFound):
+        ckpt.load(name + "-plain", client=own.client)
+
+
+def test_a_plain_load_goes_over_to_the_one_that_was_saved_elsewhere(own):
+    name = "s3://runs/ahead/plain"
+    ckpt.save(state(1, 1), name, client=own.client, wait="durable")
+    with another_node(own, "other") as other:
+        ckpt.save(state(2, 1), name, client=forebay.Client(other.url), wait="durable")
+    assert same(ckpt.load(name, client=own.client), state(2, 1))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_answer_that_a_node_lost_is_asked_for_anew(own, monkeypatch, replaced):
+    name, a = "s3://runs/ahead/lost", torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    if replaced:
+        with another_node(own, "other") as other:
+            saved_by_dcp(forebay.Client(other.url), name, {"a": 2 * a})
+    ask, lost = _wire.ask, []
+
+    def loses(client, method, path, body=None):
+        if "question=" in path:
+            # As after a restart.
+            lost.append(path)
+            path = path.replace("question=", "question=x")
+        return ask(client, method, path, body)
+
+    monkeypatch.setattr(_wire, "ask", loses)
+    assert torch.equal(loaded_by_dcp(own.client, name, a=a)["a"], 2 * a if replaced else a)
+    assert lost
+
+
+def planned(readers, found: list[dict]) -> list:
+    """The plan of each rank of a load, and its planner."""
+    planners = [dcp.DefaultLoadPlanner() for _ in readers]
+    plans = []
+    for rank, (reader, state, planner) in enumerate(zip(readers, found, planners, strict=True)):
+        metadata = reader.read_metadata()
+        planner.set_up_planner(state, metadata, rank == 0)
+        reader.set_up_storage_reader(metadata, rank == 0)
+        plans.append(reader.prepare_local_plan(planner.create_local_plan()))
+    return list(zip(readers[0].prepare_global_plan(plans), planners, strict=True))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_rank_that_loses_an_answer_does_not_load_another_one_than_the_rest(
+    own, monkeypatch, replaced
+):
+    name, a = "s3://runs/ahead/mixed", torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    if replaced:
+        with another_node(own, "other") as other:
+            saved_by_dcp(forebay.Client(other.url), name, {"a": 2 * a})
+    clients = [forebay.Client(own.node.url) for _ in range(2)]
+    ask = _wire.ask
+
+    def loses(client, method, path, body=None):
+        if client is clients[1]:
+            # As after a restart.
+            path = path.replace("question=", "question=x")
+        return ask(client, method, path, body)
+
+    monkeypatch.setattr(_wire, "ask", loses)
+    readers = [ckpt.StorageReader(name, client=client) for client in clients]
+    found = [{"a": torch.zeros_like(a)} for _ in readers]
+    own.pause()
+    try:
+        plans = planned(readers, found)
+    finally:
+        own.go_on()
+    assert plans[0][0].storage_data.question is not None
+    readers[0].read_data(*plans[0])
+    assert torch.equal(found[0]["a"], 2 * a if replaced else a)
+    # It cannot know which one that is.
+    with pytest.raises(forebay.Conflict, match="before all ranks had been told"):
+        readers[1].read_data(*plans[1])
+
+
+def test_a_plan_that_was_made_for_another_one_is_refused(own):
+    name, big, small = "s3://runs/ahead/given", torch.ones(400_000), torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": big})
+    before = ckpt.StorageReader(name, client=own.client)
+    theirs, metadata = {"a": torch.zeros_like(big)}, before.read_metadata()
+    planner = dcp.DefaultLoadPlanner()
+    planner.set_up_planner(theirs, metadata, True)
+    items = planner.create_local_plan().items
+    saved_by_dcp(own.client, name, {"a": small})
+
+    class Given(dcp.DefaultLoadPlanner):
+        """What another rank planned."""
+
+        def create_global_plan(self, plans):
+            return [dcp.planner.LoadPlan(items) for _ in plans]
+
+        def lookup_tensor(self, index):
+            return theirs["a"]
+
+    with pytest.raises(dcp.api.CheckpointException, match="made for another one"):
+        loaded_by_dcp(own.client, name, Given(), a=small)
+    # The metadata of one, and the files of another.
+    reader = ckpt.StorageReader(name, client=own.client)
+    reader.set_up_storage_reader(metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    with pytest.raises(forebay.Conflict):
+        reader.read_data(reader.prepare_global_plan([plan])[0], planner)
+    assert not theirs["a"].any()
+
+
+def test_a_planner_that_drops_what_a_rank_is_told_is_told(own):
+    class Drops(dcp.DefaultLoadPlanner):
+        def finish_plan(self, plan):
+            return dcp.planner.LoadPlan(plan.items)
+
+    name, a = "s3://runs/ahead/drops", torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    with pytest.raises(dcp.api.CheckpointException) as e:
+        loaded_by_dcp(own.client, name, Drops(), a=a)
+    assert isinstance(e.value.failures[0][0], forebay.InvalidRequest)
+
+
+def test_what_replaced_one_of_another_kind_is_loaded(own):
+    a = torch.ones(300_000)
+    with another_node(own, "other") as other:
+        there = forebay.Client(other.url)
+        # What is here cannot be loaded like this.
+        name = "s3://runs/ahead/unsafe"
+        ckpt.save({"a": Path("/")}, name, client=own.client, wait="durable")
+        ckpt.save({"a": a}, name, client=there, wait="durable")
+        assert torch.equal(ckpt.load(name, client=own.client)["a"], a)
+        name = "s3://runs/ahead/plain-before"
+        ckpt.save({"a": a}, name, client=own.client, wait="durable")
+        saved_by_dcp(there, name, {"a": 2 * a})
+        assert torch.equal(loaded_by_dcp(own.client, name, a=a)["a"], 2 * a)
+        name = "s3://runs/ahead/plain-now"
+        saved_by_dcp(own.client, name, {"a": a})
+        ckpt.save({"a": a}, name, client=there, wait="durable")
+        with pytest.raises(dcp.api.CheckpointException, match="which has other tensors"):
+            loaded_by_dcp(own.client, name, a=a)
+        assert torch.equal(ckpt.load(name, client=own.client)["a"], a)
+
+
+def test_a_rank_with_another_one_than_the_foreign_one_of_rank_0_is_told(own):
+    name, a = "s3://runs/ahead/foreign", torch.ones(300_000)
+    saved_by_dcp(own.client, name, {"a": a})
+    with another_node(own, "other") as other:
+        for key in own.keys("ahead/foreign"):
+            own.s3.delete_object(Bucket="runs", Key=key)
+        writer = dcp.FileSystemWriter(own.directory / "foreign")
+        dcp.save({"a": 2 * a}, storage_writer=writer, no_dist=True)
+        for file in (own.directory / "foreign").iterdir():
+            own.s3.upload_file(str(file), "runs", f"ahead/foreign/{file.name}")
+        readers = [
+            ckpt.StorageReader(name, client=client)
+            for client in (forebay.Client(other.url), own.client)
+        ]
+        found = [{"a": torch.zeros_like(a)} for _ in readers]
+        plans = planned(readers, found)
+        readers[0].read_data(*plans[0])
+        assert torch.equal(found[0]["a"], 2 * a)
+        with pytest.raises(forebay.Conflict):
+            readers[1].read_data(*plans[1])

@@ -4,7 +4,10 @@ use crate::{early::Early, journal::Journal, look::Look, rooms::Room, types::Plac
 use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
 use hashbrown::HashMap;
 use std::{
-    sync::{OnceLock, atomic::AtomicU64},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -66,6 +69,8 @@ pub(crate) struct Entry {
     pub writes: TaskTracker,
     /// Of these, uploads that are being begun: nobody else knows of them yet.
     pub begins: TaskTracker,
+    /// The origin said that another one has its name, or none.
+    pub replaced: AtomicBool,
     /// Who reads its files.
     pub readers: TaskTracker,
     /// What goes out of it before its commit.

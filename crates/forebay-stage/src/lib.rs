@@ -21,7 +21,7 @@
 //! - `stages.rs`: the checkpoints of a node, and how one begins; `look.rs`: what it is to replace;
 //!   `entry.rs`: one of them; `types.rs`: what writers and readers say and are told.
 //! - `arrive.rs`: its files come; `arrived.rs`: which have; `commit.rs`: they are all; `read.rs`: they
-//!   are read.
+//!   are read; `questions.rs`: and the origin is asked meanwhile whether they were replaced.
 //! - `early.rs`, `upload.rs`, `flush.rs`, `manifest.rs`: how it gets to the origin.
 //! - `leave.rs`: it is given up, removed, or makes room; `recover.rs`: what earlier runs left.
 //! - `file.rs`, `journal.rs`, `home.rs`, `rooms.rs`: what is on the disk, and the room there.
@@ -56,6 +56,7 @@ mod journal;
 mod leave;
 mod look;
 mod manifest;
+mod questions;
 mod read;
 mod recover;
 mod rooms;

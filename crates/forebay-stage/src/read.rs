@@ -7,7 +7,7 @@ use crate::{
     stages::{Inner, Stages, ended, missing},
     types::Place,
 };
-use forebay_core::{Error, Result};
+use forebay_core::{Error, ErrorKind, Result};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
@@ -65,42 +65,58 @@ impl Stages {
         id: Option<&str>,
         durable: bool,
     ) -> Result<Manifest> {
-        let inner = &self.0;
-        let newest = inner.newest(place, id, None)?;
-        let here = newest.and_then(|entry| {
-            let state = entry.state.lock();
-            let pending = state.phase.is_pending();
-            let counts = state.phase == Phase::Durable || (pending && !durable);
-            counts.then(|| (Manifest::of(&state.journal), pending, state.journal.taken))
-        });
-        let (here, is_pending) = match here {
-            Some((manifest, true, false)) => return Ok(manifest),
-            Some((manifest, ..)) if id.is_some() => return Ok(manifest),
-            // Another node may have replaced what is durable here, or have taken the name.
-            Some((manifest, pending, _)) => (Some(manifest), pending),
-            None => (None, false),
-        };
-        let look = Manifest::at_origin(&inner.engine, &place.bucket, &place.prefix);
-        let there = match here {
-            Some(_) => timeout(LOOK_MAX, look).await.unwrap_or_else(|_| {
-                Err(Error::origin_unavailable(format!(
-                    "{place}: the origin did not answer within {} s",
-                    LOOK_MAX.as_secs()
-                )))
-            }),
-            None => look.await,
-        };
-        match there {
-            Ok(Some(manifest)) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
-            // The name is free again.
-            Ok(None) if is_pending => here.ok_or_else(|| missing(place, id)),
-            Ok(_) => Err(missing(place, id)),
-            Err(e) => match here {
-                // The origin does not answer, and this is what it had.
-                Some(manifest) if !is_pending && e.kind().is_transient() => Ok(manifest),
-                _ => Err(e),
-            },
+        match self.0.known(place, id, durable)? {
+            Some(known) if id.is_some() || known.is_newest() => Ok(known.manifest),
+            known => self.0.asked(place, id, known).await,
         }
+    }
+
+    /// What [`Stages::manifest`] would give, as far as it is known without the origin, which is being
+    /// asked meanwhile, and the name of that question, for [`Stages::answer`]. `None`: nothing can be
+    /// said without the origin, or it need not be asked, or the checkpoint here took the place of another
+    /// one, or waits until its name is free.
+    ///
+    /// # Errors
+    /// Those of names.
+    pub fn manifest_ahead(
+        &self,
+        place: &Place,
+        durable: bool,
+    ) -> Result<Option<(Manifest, String)>> {
+        let known = match self.0.known(place, None, durable)? {
+            Some(known) if !known.is_pending => known,
+            _ => return Ok(None),
+        };
+        // A name that is given again and again may be by now, and to begin with the wrong one costs
+        // more than to wait.
+        let is_old = known.entry.replaced.load(Relaxed);
+        if is_old || known.entry.state.lock().journal.over.is_some() {
+            return Ok(None);
+        }
+        let (inner, place, manifest) = (self.0.clone(), place.clone(), known.manifest.clone());
+        let questions = &self.0.questions;
+        let question = questions.ask(&place.clone(), &self.0.stop, async move {
+            let (entry, id) = (known.entry.clone(), known.manifest.id.clone());
+            let there = match inner.asked(&place, None, Some(known)).await {
+                Ok(manifest) => Some(manifest.id),
+                Err(e) if e.kind() == ErrorKind::NotFound => None,
+                Err(e) => return Err(e),
+            };
+            if there.as_ref() != Some(&id) {
+                entry.replaced.store(true, Relaxed);
+            }
+            Ok(there)
+        });
+        Ok(question.map(|question| (manifest, question)))
+    }
+
+    /// The id of the checkpoint that had a name when a question of [`Stages::manifest_ahead`] was asked;
+    /// `None`: none.
+    ///
+    /// # Errors
+    /// `NotFound` if the question is not known here (any more), and those of [`Stages::manifest`].
+    pub async fn answer(&self, place: &Place, question: &str) -> Result<Option<String>> {
+        self.0.questions.answer(place, question).await
     }
 
     /// The staged file of a committed checkpoint, if it is here.
@@ -203,7 +219,74 @@ impl Stages {
     }
 }
 
+/// A committed checkpoint on this node's disk.
+struct Known {
+    entry: Arc<Entry>,
+    manifest: Manifest,
+    /// The origin does not have it yet.
+    is_pending: bool,
+    /// Another one has its name at the origin.
+    is_taken: bool,
+}
+
+impl Known {
+    /// Whether the origin cannot have a newer one.
+    fn is_newest(&self) -> bool {
+        self.is_pending && !self.is_taken
+    }
+}
+
 impl Inner {
+    /// The checkpoint of this id, or the newest of the name, if it is here and was committed.
+    fn known(&self, place: &Place, id: Option<&str>, durable: bool) -> Result<Option<Known>> {
+        let newest = self.newest(place, id, None)?;
+        Ok(newest.and_then(|entry| {
+            let state = entry.state.lock();
+            let is_pending = state.phase.is_pending();
+            let counts = state.phase == Phase::Durable || (is_pending && !durable);
+            let manifest = counts.then(|| Manifest::of(&state.journal))?;
+            let is_taken = state.journal.taken;
+            drop(state);
+            Some(Known {
+                entry,
+                manifest,
+                is_pending,
+                is_taken,
+            })
+        }))
+    }
+
+    /// What the origin says, of a name of which this is known here: another node may have replaced what is
+    /// durable here, or have taken the name.
+    async fn asked(
+        &self,
+        place: &Place,
+        id: Option<&str>,
+        here: Option<Known>,
+    ) -> Result<Manifest> {
+        let look = Manifest::at_origin(&self.engine, &place.bucket, &place.prefix);
+        let there = match here {
+            Some(_) => timeout(LOOK_MAX, look).await.unwrap_or_else(|_| {
+                Err(Error::origin_unavailable(format!(
+                    "{place}: the origin did not answer within {} s",
+                    LOOK_MAX.as_secs()
+                )))
+            }),
+            None => look.await,
+        };
+        match (there, here) {
+            (Ok(Some(manifest)), _) if id.is_none_or(|id| manifest.id == id) => Ok(manifest),
+            // The name is free again.
+            (Ok(None), Some(here)) if here.is_pending => Ok(here.manifest),
+            (Ok(_), _) => Err(missing(place, id)),
+            // The origin does not answer, and this is what it had.
+            (Err(e), Some(here)) if !here.is_pending && e.kind().is_transient() => {
+                Ok(here.manifest)
+            }
+            (Err(e), _) => Err(e),
+        }
+    }
+
     /// Whether the origin is to be asked for a checkpoint that cannot be read here. If so, its files here
     /// are dropped, or were a moment ago.
     fn distrust(self: &Arc<Self>, entry: &Arc<Entry>, e: &Error) -> bool {

@@ -9,6 +9,7 @@ use crate::{
     leave::sweep,
     look::Look,
     manifest::Manifest,
+    questions::Questions,
     types::{Begin, Commit, Place, Status, Until},
 };
 use forebay_core::{
@@ -22,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -63,6 +64,8 @@ pub(crate) struct Inner {
     /// Of each name that is being changed, the lock.
     tops: Mutex<HashMap<Place, Weak<tokio::sync::Mutex<()>>>>,
     pub parts: Arc<Semaphore>,
+    /// Of readers, to origins.
+    pub questions: Questions,
     pub stats: StageStats,
     /// Something changed.
     pub changed: watch::Sender<u64>,
@@ -166,6 +169,7 @@ impl Stages {
             dirs,
             entries: Mutex::default(),
             tops: Mutex::default(),
+            questions: Questions::default(),
             stats: StageStats::default(),
             changed: watch::Sender::new(0),
             stop: CancellationToken::new(),
@@ -852,6 +856,7 @@ impl Inner {
             cancel: self.stop.child_token(),
             writes,
             begins,
+            replaced: AtomicBool::new(false),
             readers: TaskTracker::new(),
             early: Early::default(),
             refusals: Mutex::default(),

@@ -602,6 +602,63 @@ async fn what_another_node_saved_later_is_not_replaced_by_what_comes_late() {
 }
 
 #[tokio::test]
+async fn what_is_here_is_told_while_the_origin_is_asked() {
+    let site = Site::new(256 << 20);
+    let other = site.beside();
+    let (run, there) = (site.start(), other.start());
+    let name = place("run/last");
+    // What the origin does not have yet needs no question, and of nothing, nothing can be said.
+    assert_eq!(run.stages.manifest_ahead(&name, false).unwrap(), None);
+    *site.origin.parts_left.lock() = Some(0);
+    let first = run.save("run/last", 1).await.unwrap();
+    assert_eq!(run.stages.manifest_ahead(&name, false).unwrap(), None);
+    assert_eq!(run.stages.manifest_ahead(&name, true).unwrap(), None);
+    *site.origin.parts_left.lock() = None;
+    assert!(run.durable("run/last", &first).await);
+
+    *site.origin.latency.lock() = Duration::from_millis(200);
+    let (manifest, question) = run.stages.manifest_ahead(&name, false).unwrap().unwrap();
+    assert_eq!(manifest.id, first);
+    let answer = run.stages.answer(&name, &question);
+    assert_eq!(answer.await.unwrap().as_ref(), Some(&first));
+    *site.origin.latency.lock() = Duration::ZERO;
+
+    // Another node replaces it: this is told, and from then on, nobody begins with what is here.
+    let second = there.save("run/last", 2).await.unwrap();
+    assert!(there.durable("run/last", &second).await);
+    let (manifest, question) = run.stages.manifest_ahead(&name, true).unwrap().unwrap();
+    assert_eq!(manifest.id, first);
+    let answer = run.stages.answer(&name, &question);
+    assert_eq!(answer.await.unwrap().as_ref(), Some(&second));
+    assert_eq!(run.stages.manifest_ahead(&name, true).unwrap(), None);
+    assert_eq!(run.newest("run/last").await, second);
+
+    // One that took the place of another is of a name that is given again and again.
+    assert_eq!(there.stages.manifest_ahead(&name, true).unwrap(), None);
+
+    // It is removed elsewhere.
+    let name = place("run/step-1");
+    let gone = there.save("run/step-1", 3).await.unwrap();
+    assert!(there.durable("run/step-1", &gone).await);
+    run.stages.remove(&name, None).await.unwrap();
+    let (manifest, question) = there.stages.manifest_ahead(&name, true).unwrap().unwrap();
+    assert_eq!(manifest.id, gone);
+    assert_eq!(there.stages.answer(&name, &question).await.unwrap(), None);
+
+    // The origin cannot be asked: what it had is what there is.
+    let name = place("run/step-2");
+    let last = run.save("run/step-2", 4).await.unwrap();
+    assert!(run.durable("run/step-2", &last).await);
+    site.origin.down.store(true, SeqCst);
+    let (_, question) = run.stages.manifest_ahead(&name, true).unwrap().unwrap();
+    let answer = run.stages.answer(&name, &question).await.unwrap();
+    assert_eq!(answer, Some(last));
+    site.origin.down.store(false, SeqCst);
+    run.kill().await;
+    there.kill().await;
+}
+
+#[tokio::test]
 async fn one_that_was_begun_later_here_is_the_later_one_whatever_the_clock_says() {
     let site = Site::new(256 << 20);
     let run = site.start();
@@ -853,6 +910,9 @@ async fn one_whose_name_was_taken_is_known_as_that_after_a_restart() {
     site.origin.set(&format!("run/x/{MANIFEST}"), &other[..]);
     run.commit("run/x", &first, &[("data", 4)]).await.unwrap();
     run.failed().await;
+    // Nobody begins with it while the origin is asked, which had another one a moment ago.
+    let ahead = run.stages.manifest_ahead(&place("run/x"), false);
+    assert_eq!(ahead.unwrap(), None);
     assert_eq!(run.newest("run/x").await, "00000000000000ff");
     run.kill().await;
     // The origin cannot be asked again.

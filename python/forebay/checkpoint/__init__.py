@@ -28,7 +28,7 @@ import typing
 
 from .._arguments import client_of, flag
 from .._forebay import Client
-from ..errors import InvalidRequest, Unsupported
+from ..errors import ConnectionFailed, InvalidRequest, Unsupported
 from . import _wire
 from ._wire import Checkpoint
 
@@ -179,23 +179,36 @@ def load(
 def _loaded(
     client: Client, name: str, map_location: typing.Any, weights_only: bool, durable: bool
 ) -> typing.Any:
+    with _wire.Reading(client, name, durable=durable, ahead=True) as reading:
+        reading.go_by(reading.question, shared=False)
+        try:
+            found = _read(reading, map_location, weights_only)
+        except ConnectionFailed:
+            raise
+        except Exception:
+            # The files of one that was replaced may go while they are read; and what is wrong with
+            # it does not matter then.
+            reading.settle()
+            raise
+        reading.settle()
+        return found
+
+
+def _read(reading: _wire.Reading, map_location: typing.Any, weights_only: bool) -> typing.Any:
     from . import _formats
 
-    with _wire.Reading(client, name, durable=durable) as reading:
-        if _formats.FILES["safetensors"] in reading.sizes:
-            device = _formats.device_of(map_location)
-            found = _formats.load_safetensors(reading)
-            return {key: tensor.to(device) for key, tensor in found.items()}
-        if _formats.FILES["torch"] in reading.sizes:
-            return _formats.load_torch(
-                reading, map_location=map_location, weights_only=weights_only
-            )
-        raise Unsupported(
-            f"{name} was not saved by forebay.checkpoint.save()",
-            hint="torch.distributed.checkpoint.load(state_dict,"
-            " storage_reader=forebay.checkpoint.StorageReader(name)) reads those of"
-            " torch.distributed.checkpoint",
-        )
+    if _formats.FILES["safetensors"] in reading.sizes:
+        device = _formats.device_of(map_location)
+        found = _formats.load_safetensors(reading)
+        return {key: tensor.to(device) for key, tensor in found.items()}
+    if _formats.FILES["torch"] in reading.sizes:
+        return _formats.load_torch(reading, map_location=map_location, weights_only=weights_only)
+    raise Unsupported(
+        f"{reading.name} was not saved by forebay.checkpoint.save()",
+        hint="torch.distributed.checkpoint.load(state_dict,"
+        " storage_reader=forebay.checkpoint.StorageReader(name)) reads those of"
+        " torch.distributed.checkpoint",
+    )
 
 
 def keep(

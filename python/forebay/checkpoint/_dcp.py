@@ -19,7 +19,12 @@ from concurrent.futures import wait
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import (
     LoadItemType,
     LoadPlan,
@@ -30,6 +35,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
 from torch.distributed.checkpoint.storage import WriteResult
@@ -39,7 +45,7 @@ from .. import _node
 from .._arguments import client_of, flag, whole_number
 from .._forebay import Client
 from .._stop import Stop
-from ..errors import Conflict, Error, InvalidRequest, NotFound
+from ..errors import Conflict, ConnectionFailed, Error, InvalidRequest, NotFound
 from . import _wire
 from ._formats import ALIGNED_BYTES, DIRECT_BYTES, memory_of
 
@@ -541,14 +547,21 @@ class StorageReader(_StorageReader):
         self._reading: _wire.Reading | None = None
         #: Why the metadata of all ranks could not be read, where not because there are none.
         self._failure: Error | None = None
-        self._storage: dict[typing.Any, _StorageInfo] = {}
+        self._metadata: Metadata | None = None
+        #: Whether the origin may be asked while what is here is read, since ``read_data`` follows.
+        self._is_load = True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
             self.path = os.fspath(checkpoint_id)
-        self._reading, self._failure, self._storage = None, None, {}
+        self._reading, self._failure, self._metadata = None, None, None
+        self._is_load = True
 
     def read_metadata(self, *args: typing.Any, **kwargs: typing.Any) -> Metadata:
+        """What the checkpoint has, the first step of a load. At first, it is that of the checkpoint
+        on the node's disk, if there is one, though another may have taken its place at the origin:
+        what ``load`` loads is the origin's. Called again before a load ends, it waits for the
+        origin."""
         if self.path is None:
             raise InvalidRequest(
                 "the checkpoint has no name", hint="StorageReader(path), or checkpoint_id= of load"
@@ -557,6 +570,7 @@ class StorageReader(_StorageReader):
         # that each rank saved by itself has it. With anything else in its place, DCP would load at
         # this rank alone, and the other ranks would wait for it without end.
         rank = kwargs.get("rank")
+        ahead, self._is_load = self._is_load, False
         if rank is not None:
             if self._failure is not None:
                 # A node that does not answer was waited for already.
@@ -567,7 +581,7 @@ class StorageReader(_StorageReader):
         else:
             self._failure = None
             try:
-                self._reading = self._whole()
+                self._reading = self._whole(ahead)
                 pickled = self._reading.read(_METADATA)
             except NotFound:
                 raise
@@ -581,17 +595,26 @@ class StorageReader(_StorageReader):
             metadata.storage_meta = StorageMeta()
         return typing.cast(Metadata, metadata)
 
-    def _whole(self) -> _wire.Reading:
+    def _open(self, **how: typing.Any) -> _wire.Reading:
+        assert self.path is not None
+        return _wire.Reading(
+            self.client,
+            self.path,
+            durable=self.durable,
+            retry_for=self.retry_for,
+            first=_METADATA,
+            **how,
+        )
+
+    def _whole(self, ahead: bool) -> _wire.Reading:
         """A checkpoint that all ranks saved together."""
         assert self.path is not None
         try:
-            reading = _wire.Reading(
-                self.client,
-                self.path,
-                durable=self.durable,
-                retry_for=self.retry_for,
-                first=_METADATA,
-            )
+            reading = self._open(ahead=ahead)
+            if reading.question is not None and _METADATA not in reading.sizes:
+                # One that has it may have taken its place.
+                reading.close()
+                reading = self._open()
         except NotFound as e:
             try:
                 return _Foreign(self.client, self.path, self.retry_for, _METADATA)
@@ -607,49 +630,132 @@ class StorageReader(_StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: typing.Any, **kwargs: typing.Any
     ) -> None:
-        self._storage = metadata.storage_data
+        self._metadata = metadata
         if self._reading is None:
             self.read_metadata()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        assert self._reading is not None
+        return dataclasses.replace(plan, storage_data=self._reading.question)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        assert self._reading is not None
-        return [dataclasses.replace(plan, storage_data=self._reading.id) for plan in plans]
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         reading = self._reading
         assert reading is not None
-        if plan.storage_data != reading.id:
-            reading.close()
-            raise Conflict(
-                f"{self.path} is the checkpoint {reading.id} at this rank's node, and"
-                f" {plan.storage_data} at that of rank 0: one is not at the origin yet",
-                hint="wait until it is durable, or give StorageReader(durable=True) at every rank",
-            )
+        alone = len(plans) == 1
+        which = _Which(reading.id, reading.question, alone)
+        # The ranks at this node hear the same answer later. Others are told now.
+        asked = [plan.storage_data for plan in plans]
+        if which.question is not None and any(
+            _node_of(q) != _node_of(which.question) for q in asked
+        ):
+            id = reading.answer(shared=False)
+            if id is None:
+                raise reading.gone()
+            which = _Which(id, None, alone)
+        return [dataclasses.replace(plan, storage_data=which) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        assert self._reading is not None
+        which, items = plan.storage_data, plan.items
+        by: str | None = None
         try:
-            self._read(reading, plan, planner)
+            if not isinstance(which, _Which):
+                raise InvalidRequest(
+                    f"{self.path}: this rank was not told which checkpoint it is to load: the"
+                    " planner left out the storage_data of its plan, or the release of Forebay is"
+                    " not that of rank 0",
+                    hint="dataclasses.replace(plan, items=...) keeps it",
+                )
+            if which.id != self._reading.id:
+                # What was asked is right: rank 0 has one that the origin does not have.
+                if not self._reading.is_ahead:
+                    raise self._differs(self._reading.id, which.id)
+                items = self._go_over_to(which.id, items)
+            # That of rank 0, and not what was asked for this one.
+            self._reading.go_by(which.question, shared=not which.alone)
+            try:
+                self._read(items, planner)
+            except _wire.Replaced as e:
+                if e.by is None:
+                    raise
+                # All ranks are told this.
+                _wire.log.info("%s: it is loaded anew", e.message)
+                by = e.by
+            # Out here, where what was read before is let go of with the failure.
+            if by is not None:
+                items = self._go_over_to(by, items)
+                self._read(items, planner)
         finally:
-            reading.close()
+            self._reading.close()
+            self._is_load = True
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _read(self, reading: _wire.Reading, plan: LoadPlan, planner: LoadPlanner) -> None:
+    def _go_over_to(self, id: str, items: list[ReadItem]) -> list[ReadItem]:
+        """Reads another checkpoint of the name from now on, and gives what is to be read of it."""
+        former, mine = self._reading, self._metadata
+        assert former is not None and mine is not None
+        former.close()
+        theirs: Metadata | None = None
+        try:
+            # What another writer wrote has no id, and took the place of this one.
+            if not id:
+                raise NotFound(f"{self.path}: the checkpoint {former.id} is not there any more")
+            self._reading = self._open(id=id)
+            if _METADATA in self._reading.sizes:
+                theirs = pickle.loads(self._reading.read(_METADATA))
+        except NotFound as e:
+            raise self._differs(former.id, id) from e
+        if theirs is None or not _is_like(mine, theirs):
+            raise Conflict(
+                f"{self.path}: the checkpoint {former.id} was replaced by {id}, which has other"
+                " tensors, while it was being read",
+                hint="load it again; a name of its own for each checkpoint is never replaced",
+            )
+        self._metadata = theirs
+        return [each for item in items for each in _moved(item, theirs)]
+
+    def _differs(self, mine: str, that_of_rank_0: str) -> Conflict:
+        other = "that of another writer"
+        return Conflict(
+            f"{self.path} is the checkpoint {mine or other} at this rank's node, and"
+            f" {that_of_rank_0 or other} at that of rank 0: one is not at the origin yet, or was"
+            " replaced meanwhile",
+            hint="wait until it is durable, or give StorageReader(durable=True) at every rank",
+        )
+
+    def _read(self, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+        reading = self._reading
+        assert reading is not None
         batch = _Batch(reading)
         try:
-            self._read_into(batch, reading, plan, planner)
+            self._read_into(batch, reading, items, planner)
+        except Error as e:
+            batch.give_up()
+            # The files of one that was replaced may go while they are read. A node that cannot be
+            # reached was waited for already.
+            if not isinstance(e, ConnectionFailed):
+                reading.settle()
+            raise
         finally:
             # Only after a failure is anything left.
             batch.give_up()
 
     def _read_into(
-        self, batch: _Batch, reading: _wire.Reading, plan: LoadPlan, planner: LoadPlanner
+        self,
+        batch: _Batch,
+        reading: _wire.Reading,
+        items: Sequence[ReadItem],
+        planner: LoadPlanner,
     ) -> None:
+        assert self._metadata is not None
+        storage = self._metadata.storage_data
         small: list[tuple[str, int, int, typing.Callable[[memoryview], None]]] = []
-        for item in plan.items:
-            info = self._storage[item.storage_index]
+        for item in items:
+            info = storage.get(item.storage_index)
+            if info is None:
+                raise self._not_planned(item)
             file = reading.file_of(info.relative_path)
             data = getattr(info, "forebay", {}).get("data")
             if info.transform_descriptors:
@@ -661,6 +767,9 @@ class StorageReader(_StorageReader):
                 small.append((file, info.offset, info.length, _whole(item, planner)))
                 continue
             start, shape, dtype = data
+            ends = zip(item.storage_offsets, item.lengths, shape, strict=True)
+            if any(offset + length > size for offset, length, size in ends):
+                raise self._not_planned(item)
             target = planner.resolve_tensor(item).detach()
             first = _run_of(shape, item.storage_offsets, item.lengths)
             direct = target.device.type == "cpu" and target.is_contiguous()
@@ -691,6 +800,15 @@ class StorageReader(_StorageReader):
             held = memoryview(bytearray(end - begin))
             batch.hold(file, begin, held, functools.partial(_use, held, begin, members))
         batch.finish()
+
+    def _not_planned(self, item: ReadItem) -> Conflict:
+        """A planner gave this rank what another one had planned for a checkpoint that is cut
+        otherwise."""
+        return Conflict(
+            f"{self.path}: the plan has a part of {item.storage_index.fqn} that this checkpoint"
+            " does not have: it was made for another one of the name",
+            hint="load it again",
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -744,6 +862,7 @@ class _Batch:
         self._reading.borrow_ahead()
         while self._begun:
             self._finish_one()
+        self._reading.settle()
 
     def _finish_one(self) -> None:
         begun, held, use = self._begun.popleft()
@@ -755,6 +874,8 @@ class _Batch:
             # It was not asked for again because that one had failed.
             raise self._failure from e
         if use is not None:
+            # The planner only gets what is of the right checkpoint.
+            self._reading.settle()
             use()
         self._held -= held
 
@@ -794,6 +915,62 @@ class _Foreign(_wire.Reading):
 
     def lends(self, file: str) -> bool:
         return False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Which:
+    """What rank 0 tells all ranks: which checkpoint they load, and the question to the origin whose
+    answer they go by, if it was not there yet."""
+
+    id: str
+    question: str | None
+    #: Whether there are no other ranks.
+    alone: bool
+
+
+def _node_of(question: object) -> str | None:
+    return question.partition("-")[0] if isinstance(question, str) else None
+
+
+def _is_like(mine: Metadata, theirs: Metadata) -> bool:
+    """Whether a plan for one checkpoint is one for the other too, but for where the bytes are."""
+
+    def kind_of(meta: Metadata) -> dict[str, typing.Any]:
+        return {
+            name: (tuple(each.size), each.properties.dtype)
+            if isinstance(each, TensorStorageMetadata)
+            else None
+            for name, each in meta.state_dict_metadata.items()
+        }
+
+    return kind_of(mine) == kind_of(theirs) and bool(mine.planner_data == theirs.planner_data)
+
+
+def _moved(item: ReadItem, to: Metadata) -> list[ReadItem]:
+    """What is to be read of another checkpoint in place of an item: it may have cut its tensors
+    otherwise."""
+    index = item.storage_index
+    stored = to.state_dict_metadata[index.fqn]
+    if not isinstance(stored, TensorStorageMetadata) or index.offset is None:
+        return [item]
+    at = zip(index.offset, item.storage_offsets, strict=True)
+    wanted = ChunkStorageMetadata(
+        offsets=torch.Size(a + b for a, b in at), sizes=torch.Size(item.lengths)
+    )
+    found = create_read_items_for_chunk_list(index.fqn, stored, [wanted])
+    if sum(math.prod(each.lengths) for each in found) != math.prod(wanted.sizes):
+        raise Conflict(f"{index.fqn}: the checkpoint that took the place of another lacks a part")
+    return [
+        dataclasses.replace(
+            each,
+            type=item.type,
+            dest_index=item.dest_index,
+            dest_offsets=torch.Size(
+                a + b for a, b in zip(item.dest_offsets, each.dest_offsets, strict=True)
+            ),
+        )
+        for each in found
+    ]
 
 
 def _run_of(shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> int | None:

@@ -694,7 +694,12 @@ class Saving:
 
 
 class Replaced(Conflict):
-    """Another checkpoint took the place of one that was being read."""
+    """Another checkpoint took the place of one that was being read.
+
+    ``by``: the other one, if all who go by the same answer are told the same.
+    """
+
+    by: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -728,13 +733,25 @@ class Reading:
         durable: bool = False,
         retry_for: float = 0.0,
         first: str | None = None,
+        id: str | None = None,
+        ahead: bool = False,
     ) -> None:
         # `retry_for`: seconds for which each request is made again while the node is started.
         # `first`: a file that is read whole first. If it is small and on the node's disk, it comes
         # with the manifest.
+        # `id`: this one of the name, and not its newest.
+        # `ahead`: what is on the node's disk is read while the origin is asked whether it was
+        # replaced. `settle` waits for the answer.
         place, only = split(name), "true" if durable else None
         self._manifest = path_of(*place, manifest="true", durable=only)
-        path = path_of(*place, manifest="true", durable=only, content=first)
+        path = path_of(
+            *place,
+            manifest="true",
+            durable=only,
+            content=first,
+            id=id,
+            ahead="true" if ahead else None,
+        )
 
         def look() -> dict[str, typing.Any]:
             manifest: dict[str, typing.Any] = ask(client, "GET", path)
@@ -744,6 +761,10 @@ class Reading:
         self.open(client, name, {f["name"]: f["size"] for f in manifest["files"]}, retry_for)
         self.id: str = manifest["id"]
         self.meta: dict[str, typing.Any] = manifest.get("meta") or {}
+        question: str | None = manifest.get("question")
+        self.question = question
+        #: Whether that was asked.
+        self.is_ahead = question is not None
         # Earlier releases of the node do not send it.
         content = manifest.get("content")
         if content is not None:
@@ -757,6 +778,13 @@ class Reading:
         self.client, self.name, self.place, self.sizes = client, name, split(name), sizes
         self._retry_for = retry_for
         self._failed: list[Error] = []
+        #: What the origin is being asked, whose answer says whether this is the right one; None: it
+        #: is.
+        self.question = None
+        self.is_ahead = False
+        # Its answer, which is being fetched.
+        self._answering: Future[None] | None = None
+        self._answered: str | None = None
         # Files that came with the manifest, until they are read.
         self._came: dict[str, bytes] = {}
         #: Set when nobody waits any more.
@@ -791,7 +819,13 @@ class Reading:
 
     def file_of(self, relative_path: str) -> str:
         """The name of a file whose key is below the checkpoint's."""
-        return relative_path.partition("/")[2]
+        id, _, file = relative_path.partition("/")
+        if id != self.id:
+            raise Conflict(
+                f"{self.name}: the checkpoint {id} is to be read, and this rank reads {self.id}",
+                hint="load it again",
+            )
+        return file
 
     def __enter__(self) -> typing.Self:
         return self
@@ -900,16 +934,83 @@ class Reading:
                 if is_last:
                     raise
 
+    def go_by(self, question: str | None, *, shared: bool) -> None:
+        """The answer to a question says whether this is the right one. It is fetched from now on;
+        ``settle`` waits for it. ``shared``: others go by it too."""
+        self.question = question
+        if question is None:
+            return
+
+        def fetch() -> None:
+            self._answered = self.answer(shared=shared)
+
+        self._answering = Future()
+        self._pool.submit(_run, self._answering, fetch)
+
+    def answer(self, *, shared: bool) -> str | None:
+        """The id of the checkpoint that the origin has, or None if it has none. If the answer is
+        lost, and not ``shared``, the origin is asked anew."""
+        question, self.question = self.question, None
+        if question is None:
+            return self.id
+        path = path_of(*self.place, manifest="true", question=question)
+
+        def look() -> str | None:
+            try:
+                found = ask(self.client, "GET", path)
+                # A node of an earlier release knows of no questions, and sends a manifest.
+                if "files" not in found:
+                    return _id_in(found)
+            except NotFound:
+                pass  # The node was started again, or another one answers.
+            if shared:
+                raise Conflict(
+                    f"{self.name}: the node was started again, or another one answers, before all"
+                    " ranks had been told which checkpoint there is",
+                    hint="load it again",
+                )
+            return _id_in(ask(self.client, "GET", self._manifest))
+
+        return again(f"loading {self.name}", look, self._retry_for, self._failed, self.stop)
+
+    def settle(self) -> None:
+        """Waits for the answer to the question, if there is one.
+
+        Raises:
+            Replaced: The origin has another checkpoint of this name.
+            NotFound: It has none.
+            Conflict: The answer, which others may have got, is lost.
+        """
+        answering, self._answering = self._answering, None
+        if answering is None:
+            return
+        answering.result()
+        if self._answered is None:
+            raise self.gone()
+        if self._answered != self.id:
+            error = self._replaced(self._answered)
+            error.by = self._answered
+            raise error
+
+    def gone(self) -> NotFound:
+        """What is raised if the origin has no checkpoint of this name any more."""
+        return NotFound(
+            f"{self.name}: the origin does not have the checkpoint {self.id} any more",
+            hint="it was removed elsewhere; forebay ls shows what there is",
+        )
+
+    def _replaced(self, by: str) -> Replaced:
+        return Replaced(
+            f"{self.name}: the checkpoint {self.id} was replaced by {by} while it was being read",
+            hint="load it again; a name of its own for each checkpoint is never replaced",
+        )
+
     def check_current(self) -> None:
         """Raises ``Replaced`` if the name is that of another checkpoint by now, whose beginning was
         the end of this one's files, and ``NotFound`` if it is that of none."""
         id = ask(self.client, "GET", self._manifest)["id"]
         if id != self.id:
-            raise Replaced(
-                f"{self.name}: the checkpoint {self.id} was replaced by {id} while it was being"
-                " read",
-                hint="load it again; a name of its own for each checkpoint is never replaced",
-            )
+            raise self._replaced(id)
 
     def borrow(self, file: str) -> _Borrowed | None:
         """The file, to be read without the node, if the node lends it."""
@@ -971,6 +1072,10 @@ class Reading:
         found = bytearray(self.size(file))
         self.fill([(file, 0, memoryview(found))])
         return found
+
+
+def _id_in(answer: dict[str, str | None]) -> str | None:
+    return answer["id"]
 
 
 def _run(done: Future[None], work: Callable[..., None], *args: typing.Any) -> None:

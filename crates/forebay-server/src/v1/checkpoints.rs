@@ -10,7 +10,9 @@
 //!   `?until=staged|durable&wait_s=N` it waits;
 //! - `GET …?manifest=true` says what a reader reads (`durable=true`: what the origin has); with
 //!   `content=NAME`, the bytes of that file come along if it is small and on this disk:
-//!   `"content": {"name", "base64"}`;
+//!   `"content": {"name", "base64"}`; with `ahead=true`, it does not wait for the origin if what is on
+//!   this disk may have been replaced there: `"question": NAME` says that the origin is being asked;
+//! - `GET …?manifest=true&question=NAME` waits for that answer: `{"id": ID}`, or null if there is none;
 //! - `GET …?id=ID&file=NAME`, with or without a range, reads a file: from this disk, or like any
 //!   object; on the Unix socket, what is on this disk is lent to clients that ask for that
 //!   ([`forebay_protocol::lent`]);
@@ -86,13 +88,27 @@ pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Resp
         }
         (&Method::GET, Some(id), Some(file)) => read(call, stages, &place, id, file).await,
         (&Method::GET, id, None) if is_set(call, "manifest") => {
+            if let Some(question) = call.query("question") {
+                let id = stages.answer(&place, question).await?;
+                return Ok(json_response(
+                    StatusCode::OK,
+                    &serde_json::json!({ "id": id }),
+                ));
+            }
             let durable = is_set(call, "durable");
-            let manifest = stages.manifest(&place, id, durable).await?;
+            let ahead = match id {
+                None if is_set(call, "ahead") => stages.manifest_ahead(&place, durable)?,
+                _ => None,
+            };
+            let (manifest, question) = match ahead {
+                Some((manifest, question)) => (manifest, Some(question)),
+                None => (stages.manifest(&place, id, durable).await?, None),
+            };
             let content = match call.query("content") {
                 Some(name) => content_of(stages, &place, &manifest, name).await,
                 None => None,
             };
-            written(manifest, content).await
+            written(manifest, question, content).await
         }
         (&Method::GET, id, None) => {
             let status = match until(call)? {
@@ -118,6 +134,9 @@ pub async fn checkpoints(call: &Call, bucket: &str, prefix: &str) -> Result<Resp
 struct Answer {
     #[serde(flatten)]
     manifest: Manifest,
+    /// The answer to this is still to be fetched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    question: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<Content>,
 }
@@ -149,6 +168,7 @@ async fn content_of(
 
 async fn written(
     manifest: Manifest,
+    question: Option<String>,
     content: Option<(String, Vec<u8>)>,
 ) -> Result<Response<AnswerBody>> {
     let bytes = content.as_ref().map_or(0, |(_, bytes)| bytes.len());
@@ -158,7 +178,12 @@ async fn written(
             name,
             base64: STANDARD.encode(bytes),
         });
-        json_response(StatusCode::OK, &Answer { manifest, content })
+        let answer = Answer {
+            manifest,
+            question,
+            content,
+        };
+        json_response(StatusCode::OK, &answer)
     };
     if is_small {
         return Ok(write());
