@@ -206,14 +206,26 @@ class Ledger:
             self._meanwhile.begin(at)
             self._stage_at = at
 
-    def handed(self, epoch: int, began: float, ended: float, samples: int, *, first: bool) -> None:
-        """The loop got a batch that it had requested at ``began``."""
+    def handed(
+        self,
+        epoch: int,
+        began: float,
+        ended: float,
+        samples: int,
+        *,
+        first: bool,
+        is_again: bool = False,
+    ) -> None:
+        """The loop got a batch that it had requested at ``began``. ``is_again``: it is counted, and
+        only the wait is new.
+        """
+        samples, batches = (0, 0) if is_again else (samples, 1)
         now = readings()
         with self._lock:
             of = self._of(epoch)
             began = self._counted(began, ended)
             waited = ended - began
-            of.add({"samples": samples, "batches": 1, "waited_s": waited})
+            of.add({"samples": samples, "batches": batches, "waited_s": waited})
             if first:
                 of.add({"first_wait_s": waited})
             self._end_stage(epoch, "waiting", ended, now)

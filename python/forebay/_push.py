@@ -95,6 +95,8 @@ class Push:
             bases=[b.told() for d in datasets if d.is_composed for b in d.made_of],
             job=loader.job,
         )
+        # Steps that are in the figures.
+        self._accounted = 0
         self._reconnects = 0
         self._times: dict[str, float] = {}
         self._came: dict[str, float] = {}
@@ -132,7 +134,9 @@ class Push:
                 hint="run the same release here and on the node",
             )
         rows = Rows([self._first_dataset.dressed(received.batch)], step.rows, sources=step.sources)
-        self._account(step.epoch, waited, rows.nbytes)
+        if self._accounted <= index:
+            self._accounted = index + 1
+            self._account(step.epoch, waited, rows.nbytes)
         return Fetched(step, rows)
 
     def _account(self, epoch: int, waited: float, nbytes: int) -> None:

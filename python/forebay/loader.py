@@ -959,6 +959,8 @@ class Iteration(Generic[B_co]):
         self._lock = threading.Lock()
         energy.watch()
         self._number = 0
+        # How many steps each has in its figures: after Ctrl-C, that may be one more.
+        self._in_stats = self._in_ledger = 0
         # Another loop over the loader has begun.
         self._is_replaced = False
         # The epoch of the last batch, and when it was handed out.
@@ -1041,12 +1043,19 @@ class Iteration(Generic[B_co]):
         assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
         if self._bar is not None:
             self._bar.advance(step.real * self._ranks)
-        samples = step.real - made.skipped
-        if made.batch is NOTHING:
-            self._meter.add(skipped=made.skipped)
-        else:
-            self._meter.add(samples=samples, skipped=made.skipped, batches=1, **step.counts)
-            ledger.handed(step.epoch, asked, ended, samples, first=not self._any)
+        samples, number = step.real - made.skipped, self._number + 1
+        is_batch = made.batch is not NOTHING
+        if self._in_stats < number:
+            self._in_stats = number
+            counts = {"samples": samples, "batches": 1, **step.counts} if is_batch else {}
+            self._meter.add(skipped=made.skipped, **counts)
+        if is_batch:
+            # The loop waits for it once more, and that counts.
+            is_new = self._in_ledger < number
+            ledger.handed(
+                step.epoch, asked, ended, samples, first=not self._any, is_again=not is_new
+            )
+            self._in_ledger = number
             self._epoch, self._handed, self._any = step.epoch, ended, True
         # Last of all: after Ctrl-C before this, the batch is still to come.
         self._loader._yielded(step)

@@ -1840,6 +1840,31 @@ def test_ctrl_c_while_a_batch_is_counted_loses_no_batch(ds, monkeypatch):
     assert ids([next(taken)]) == list(range(10)) and loader.state_dict()["position"] == 10
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["handed", "_yielded"])
+def test_a_batch_that_comes_again_after_ctrl_c_counts_once(ds, monkeypatch, where, stream):
+    whole = ds.loader(10, stream=stream)
+    list(whole)
+    loader = ds.loader(10, stream=stream)
+    taken = iter(loader)
+    of = taken._meter.ledger if where == "handed" else loader
+
+    def interrupted(*_, **__):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    next(taken)
+    monkeypatch.setattr(of, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(taken)
+    assert ids(taken) == list(range(10, ROWS // 10 * 10))
+    figures = ("samples", "batches", "bytes")
+    stats, run = loader.stats(), loader.report(order=False).json()["run"]
+    expected = [getattr(whole.stats(), name) for name in figures]
+    assert [getattr(stats, name) for name in figures] == expected
+    assert [run[name] for name in figures] == expected
+
+
 def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     data = Resumable(DataLoader(ds.loader(10).torch(), batch_size=None))
     first = iter(data)
