@@ -19,6 +19,9 @@ OUTPUTS: tuple[str, ...] = ("rows", "numpy", "torch", "jax", "arrow")
 #: The column that distinguishes rows of the epoch (True) from padding (False), if a loader pads.
 REAL = "__real__"
 
+#: Whole numbers up to this are exact as floats of 64 bits.
+EXACT_MAX = 1 << 53
+
 
 def stack(samples: Sequence[Any], name: str = "samples") -> Any:
     """Samples as one batch of NumPy arrays.
@@ -28,7 +31,8 @@ def stack(samples: Sequence[Any], name: str = "samples") -> Any:
 
     Raises:
         ValueError: Arrays of different shapes, dicts of different keys, tuples or lists of
-            different lengths, or one of these where other samples have something else.
+            different lengths, or one of these where other samples have something else; or whole
+            numbers that the one type for all samples does not hold.
     """
     first, types = samples[0], set(map(type, samples))
     for kind in (dict, (tuple, list), np.ndarray):
@@ -49,14 +53,43 @@ def stack(samples: Sequence[Any], name: str = "samples") -> Any:
     if isinstance(first, np.ndarray):
         if any(s.shape != first.shape for s in samples):
             _refuse_different(name, "shapes", {str(s.shape) for s in samples})
-        if any(isinstance(s, np.ma.MaskedArray) for s in samples):
-            return np.ma.stack(samples)
-        return np.stack(samples)
+        is_masked = any(isinstance(s, np.ma.MaskedArray) for s in samples)
+        batch = np.ma.stack(samples) if is_masked else np.stack(samples)
+        _refuse_rounding(name, samples, batch)
+        return batch
     # NumPy makes texts of numbers beside one of its own texts.
     of_one = len(types) == 1 and issubclass(type(first), np.generic)
     if of_one or all(issubclass(t, (bool, int, float, np.number, np.bool_)) for t in types):
-        return np.array(samples)
+        batch = np.array(samples)
+        if len(types) > 1 or type(first) is int:
+            _refuse_rounding(name, samples, batch)
+        return batch
     return list(samples)
+
+
+def _refuse_rounding(name: str, samples: Sequence[Any], batch: np.ndarray) -> None:
+    """Raises if whole numbers became others in a batch of floats: beside floats, or beside signed
+    ones where they are unsigned.
+    """
+    if batch.dtype.kind not in "fc":
+        return
+    for sample, made in zip(samples, batch, strict=True):
+        is_array = isinstance(sample, np.ndarray)
+        if is_array and (sample.dtype.kind not in "iu" or sample.itemsize < 8):
+            continue
+        if not is_array and not isinstance(sample, (int, np.integer)):
+            continue
+        given, kept = np.ma.getdata(sample).reshape(-1), np.ma.getdata(made).reshape(-1).real
+        # Up to here, floats of 64 bits hold all of them.
+        large = (given > EXACT_MAX) | (given < -EXACT_MAX)
+        if isinstance(sample, np.ma.MaskedArray):
+            large &= ~np.ma.getmaskarray(sample).reshape(-1)
+        for number, float_of_it in zip(given[large].tolist(), kept[large].tolist(), strict=True):
+            if number != float_of_it:
+                raise ValueError(
+                    f"{name} have {number}, which {batch.dtype} does not hold, the type for all of"
+                    " them: make them of one type in decode=, or give collate="
+                )
 
 
 def _refuse_different(name: str, what: str, found: set[str]) -> NoReturn:

@@ -147,6 +147,32 @@ def test_samples_that_make_no_arrays_say_what_differs(ds, first, other, told):
         next(iter(loader))
 
 
+@pytest.mark.parametrize(
+    ("large", "other"),
+    [
+        (2**60 + 1, 0.5),
+        (np.int64(-(2**53) - 1), np.float32(0.5)),
+        (np.uint64(2**63 + 1), np.int64(1)),
+        (2**63 + 1, -1),
+        (np.array([2, 2**63 - 1]), np.array([0.5, 0.5])),
+        (np.ma.array([2**53 + 1, 1], mask=[0, 1]), np.array([0.5, 0.5])),
+        (np.array(2**64 - 1, np.uint64), np.array(1)),
+    ],
+)
+def test_whole_numbers_of_samples_are_not_rounded(ds, large, other):
+    def batch(*of):
+        loader = ds.loader(2, decode=lambda row: {"n": of[row["id"]]}, output="numpy")
+        return next(iter(loader))["n"]
+
+    with pytest.raises(ValueError, match=r"^'n' of samples have -?\d+, which float64 does not"):
+        batch(large, other)
+    assert batch(2**60, 0.5).tolist() == [2**60, 0.5]
+    assert batch(np.ma.array([2**60 + 1, 1], mask=[1, 0]), np.array([0.5, 2])).tolist() == [
+        [None, 1],
+        [0.5, 2],
+    ]
+
+
 @pytest.mark.parametrize("other", [None, "three", np.str_("three")])
 def test_numbers_beside_something_else_stay_what_they_are(ds, other):
     loader = ds.loader(
