@@ -967,8 +967,8 @@ class Iteration(Generic[B_co]):
         self._epoch = int(state["epoch"])
         self._handed: float | None = None
         self._any = False
-        total = loader.rows_left(state, self._until)
-        what, show = f"epoch {state['epoch']}", loader.options.progress
+        self._bar_total = total = loader.rows_left(state, self._until)
+        what, show = _named(int(state["epoch"]), self._until), loader.options.progress
         unit = "rows" if loader.options.pack is None else "packs"
         self._bar = None
         if show is not False:
@@ -1034,6 +1034,9 @@ class Iteration(Generic[B_co]):
         if made is None:
             ledger.loop_ended(self._epoch, asked, ended)
             if is_current:
+                if self._bar is not None and self._bar_total is not None:
+                    # With what fills no batch.
+                    self._bar.to(self._bar_total, self._bar_total)
                 self.close()
                 self._loader._finished(self._until)
             raise self._over()
@@ -1042,7 +1045,7 @@ class Iteration(Generic[B_co]):
             raise self._over()
         assert step.step == self._number, f"step {step.step} came where {self._number} was to come"
         if self._bar is not None:
-            self._bar.advance(step.real * self._ranks)
+            self._draw(self._bar, step)
         samples, number = step.real - made.skipped, self._number + 1
         is_batch = made.batch is not NOTHING
         if self._in_stats < number:
@@ -1061,6 +1064,19 @@ class Iteration(Generic[B_co]):
         self._loader._yielded(step)
         self._number += 1
         return made.batch
+
+    def _draw(self, bar: Bar, step: Step) -> None:
+        """Counts a step in the progress line."""
+        if self._until is None:
+            bar.what = _named(step.epoch, None)
+        total, is_bounded = self._bar_total, self._loader.options.max_total is not None
+        left = None if is_bounded else self._loader.rows_left(step.next, self._until)
+        if total is None or left is None:
+            # Of batches of bounded length, as if those of all ranks were like this one.
+            bar.advance(step.real * self._ranks)
+        else:
+            # By the place in the order, which has also passed what other ranks got, and only once.
+            bar.to(total - left, total)
 
     def _is_current(self) -> bool:
         """Whether this is the loop that the loader has now, and there may be batches to come."""
@@ -1093,6 +1109,13 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def _named(epoch: int, until: int | None) -> str:
+    """What a progress line is of: an epoch, or all before the epoch ``until``."""
+    if until is None or until <= epoch + 1:
+        return f"epoch {epoch}"
+    return f"epochs {epoch}-{until - 1}"
 
 
 def _waited(meter: Meter) -> str:

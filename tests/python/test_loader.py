@@ -375,6 +375,25 @@ def test_a_loop_with_a_progress_line_is_dropped_when_it_is_left(ds, capsys, prog
     assert drawn.count("\n") == bool(progress) and drawn.endswith("\n" if progress else "")
 
 
+@pytest.mark.parametrize("uneven", ["drop", "pad", "repeat"])
+def test_a_progress_line_of_several_epochs_says_so_and_ends_with_all_rows(ds, capsys, uneven):
+    list(ds.loader(7, epochs=2, rank=2, world_size=3, uneven=uneven, progress=True))
+    drawn = capsys.readouterr().err.split("\r")
+    total = 2 * ROWS
+    assert all(line.startswith("epochs 0-1  ") for line in drawn[1:])
+    assert f" 21/{total:,} rows" in drawn[1] and f"100%  {total:,}/{total:,} rows" in drawn[-1]
+
+
+def test_a_progress_line_of_a_loop_without_end_names_its_epoch(ds, capsys, monkeypatch):
+    monkeypatch.setattr(forebay._progress, "REDRAW_SECONDS", 0)
+    loader = ds.loader(ROWS, epochs=math.inf, progress=True)
+    list(itertools.islice(loader, 3))
+    drawn = capsys.readouterr().err.rstrip().split("\r")
+    assert [line.split("  ")[:2] for line in drawn[1:]] == [
+        [f"epoch {n}", f"{(n + 1) * ROWS:,} rows"] for n in range(3)
+    ]
+
+
 def test_wrong_arguments(ds, monkeypatch):
     for wrong in (
         {},
