@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,14 +152,43 @@ def types_of(schema: Any) -> dict[str, Any]:
             found[name] = kind
             continue
         try:
-            alias = aliases.get(str(kind), str(kind))
-            found[name] = pa.type_for_alias(alias.partition("[day]")[0])
-        except ValueError:
+            found[name] = _of_name(pa, aliases.get(str(kind), str(kind)))
+        except (ValueError, OverflowError):
             raise InvalidRequest(
                 f"{kind!r}, for column {name!r}, is not the name of a type",
                 hint='give a name such as "int32" or "string", or a pyarrow.DataType',
             ) from None
     return found
+
+
+#: Types that PyArrow prints so, and does not read again.
+_ZONED = re.compile(r"timestamp\[(s|ms|us|ns), ?tz=([^\]]+)\]")
+_DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
+_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
+_LIST = re.compile(r"(list|large_list|fixed_size_list)<(?:([^:<>\[\]]*): )?(.*)>(?:\[(\d+)\])?")
+#: Lists in lists in the name of a type, at most.
+_DEPTH_MAX = 64
+
+
+def _of_name(pa: Any, text: str, depth: int = 0) -> Any:
+    """The type of a name, as PyArrow prints it or knows it; raises ValueError for any other."""
+    if depth <= _DEPTH_MAX and (found := _LIST.fullmatch(text)):
+        kind, name, inner, size = found.groups()
+        of = inner.removesuffix(" not null")
+        item = _of_name(pa, of, depth + 1)
+        field = pa.field("item" if name is None else name, item, nullable=of == inner)
+        if (size is None) == (kind != "fixed_size_list"):
+            of_size = (int(size),) if size else ()
+            return (pa.large_list if kind == "large_list" else pa.list_)(field, *of_size)
+    elif found := _ZONED.fullmatch(text):
+        return pa.timestamp(*found.groups())
+    elif found := _DECIMAL.fullmatch(text):
+        make = getattr(pa, f"decimal{found[1]}", None)
+        if make is not None:
+            return make(int(found[2]), int(found[3]))
+    elif found := _BINARY.fullmatch(text):
+        return pa.binary(int(found[1]))
+    return pa.type_for_alias(text.partition("[day]")[0])
 
 
 def _fields(schema: Any) -> Sequence[Any]:

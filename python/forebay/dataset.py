@@ -752,8 +752,8 @@ class Dataset(Loadable[S_co]):
         """The same rows with some columns of other types, converted as they arrive. Needs PyArrow.
 
         Args:
-            schema: A dict of names and types (``"int32"``, ``"string"``, or types of PyArrow), or a
-                ``pyarrow.Schema``. Other columns stay as they are.
+            schema: A dict of names and types (``"int32"``, ``"timestamp[us, tz=UTC]"``, or types of
+                PyArrow), or a ``pyarrow.Schema``. Other columns stay as they are.
 
         Raises:
             InvalidRequest: A column does not exist, or there is no conversion between its type and

@@ -27,6 +27,7 @@ import torch
 from forebay import _filter, _kept
 from forebay._arguments import columns_there, differences
 from forebay._compose import Piece
+from forebay._dress import types_of
 from forebay._words import counted, listed
 from forebay.torch import Resumable, state_of
 from torch.utils.data import DataLoader
@@ -163,6 +164,28 @@ def test_columns(ds, other):
     assert both.rename({"id": "n"}).skip(1)[0] == {"n": 1}
     lengths = ds.rename({"size": "s"}).select(range(5, 0, -1)).lengths("s")
     assert lengths.tolist() == [6, 5, 4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us", "UTC"), pa.timestamp("s", "+01:00"), pa.decimal128(21, 2)]
+)
+def test_a_type_is_cast_to_by_the_name_that_pyarrow_prints(ds, kind):
+    rows = ds.cast({"id": str(kind)}).take([7])
+    assert rows.arrow().column("id").equals(pa.array([7]).cast(kind))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.timestamp("ns", "Europe/Berlin")),
+        pa.large_list(pa.field("x", pa.list_(pa.int8(), 3), nullable=False)),
+        pa.list_(pa.decimal256(50, -2), 2),
+        pa.binary(4),
+        pa.date32(),
+    ],
+)
+def test_names_of_types_are_read_as_pyarrow_prints_them(kind):
+    assert types_of({"a": str(kind)}) == {"a": kind}
 
 
 def plus(row):
@@ -831,6 +854,10 @@ def test_what_makes_no_sense_is_refused(ds, other):
         (lambda: ds.rename({"id": ["x"]}), "must be texts"),
         (lambda: ds.cast({"nothing": "int8"}), "no column 'nothing'"),
         (lambda: ds.cast({"id": "int99"}), "not the name of a type"),
+        (lambda: ds.cast({"id": "timestamp[us, tz=]"}), "not the name of a type"),
+        (lambda: ds.cast({"id": "decimal128(99, 1)"}), "not the name of a type"),
+        (lambda: ds.cast({"id": "list<" * 200 + "int8" + ">" * 200}), "not the name of a type"),
+        (lambda: ds.cast({"id": f"fixed_size_list<int8>[{10**20}]"}), "not the name of a type"),
         (lambda: ds.cast({"x": "int8"}), "column 'x' of .* cannot be cast from"),
         (lambda: ds.cast({"text": "int32"})[3], "column 'text' of .* cannot be cast from string"),
         (lambda: forebay.concatenate([]), "takes a list of datasets"),
