@@ -157,13 +157,21 @@ class Schedule:
 
 def _table(given: Iterable[tuple[int, Sequence[float]]]) -> list[tuple[int, list[float]]]:
     """Rows, those that are whole numbers as plain ones, and weights."""
+    takes = (
+        "a schedule takes pairs of a row and the weights from it on, as in"
+        " forebay.Schedule([(0, [0.9, 0.1]), …])"
+    )
     try:
-        pairs = [(row, [float(weight) for weight in weights]) for row, weights in given]
-    except (TypeError, ValueError):
-        raise TypeError(
-            "a schedule takes pairs of a row and the weights from it on, as in"
-            f" forebay.Schedule([(0, [0.9, 0.1]), …]), not {given!r}"
-        ) from None
+        entries = list(given)
+    except TypeError:
+        raise TypeError(f"{takes}, not {given!r:.100}") from None
+    pairs = []
+    for at, entry in enumerate(entries):
+        try:
+            row, weights = entry
+            pairs.append((row, [float(weight) for weight in weights]))
+        except (TypeError, ValueError):
+            raise TypeError(f"{takes}, and its entry {at} is {entry!r:.100}") from None
     return [(row if (number := whole_number(row)) is None else number, w) for row, w in pairs]
 
 

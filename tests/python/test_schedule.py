@@ -169,6 +169,8 @@ def test_a_schedule_for_other_datasets_is_refused(pair):
     for table in ({0: [1, 1]}, 5, [0, 1], [(0, 1)], [(0, ["a"])]):
         with pytest.raises(TypeError, match="pairs of a row and the weights"):
             forebay.Schedule(table)
+    with pytest.raises(TypeError, match=r"and its entry 2 is \(9, \[1, None\]\)"):
+        forebay.Schedule([(0, [1, 1]), (5, [1, 2]), (9, [1, None])])
     # A share that no cycle can hold: refused when the order is made, before anything is read.
     tiny = forebay.Schedule([(0, [1, 1]), (9, [1, 1e-9])])
     with pytest.raises(InvalidRequest, match="the least is 1/4096"):
