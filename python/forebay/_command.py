@@ -79,8 +79,8 @@ def add_common(to: argparse.ArgumentParser) -> None:
 
 
 def add_features(to: argparse.ArgumentParser) -> None:
-    """The options that say how TFRecord is read."""
-    add = to.add_argument
+    """The options that say how TFRecord is read: one of them."""
+    add = to.add_mutually_exclusive_group().add_argument
     add(
         "--example",
         action="store_true",

@@ -382,9 +382,11 @@ def test_features_that_only_later_records_have_are_read_by_their_names(put, clie
             forebay.open(done.source, client=client, example=wrong)
     command = ["reshard", done.source, f"scratch/{scratch}/again/", "--format", "jsonl"]
     named = [f"--feature={name}={kind}" for name, kind in example.items()]
-    for options, status in ((named[:1] * 2, 2), (["--feature=id"], 2), (named, 0)):
+    both = [*named, "--example"]
+    for options, status in ((named[:1] * 2, 2), (["--feature=id"], 2), (both, 2), (named, 0)):
         told = reshard(node, *command, *options)
         assert told.returncode == status, told.stderr
+        assert ("not allowed with" in told.stderr) == (options == both)
     again = forebay.open(f"manifest:scratch/{scratch}/again/_manifest", client=client)
     assert plain(again.take([first])) == plain(read.take([first]))
 
