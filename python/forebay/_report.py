@@ -59,13 +59,23 @@ def of_loader(
     place: str | None,
     egress: str,
     prices: str | os.PathLike[str] | None,
+    is_by_prices: bool = False,
 ) -> Report:
-    """The report of :meth:`forebay.Loader.report`."""
+    """The report of :meth:`forebay.Loader.report`. ``is_by_prices``: the place was given as
+    ``prices=``, and a file may have been meant.
+    """
     place = place or os.environ.get("FOREBAY_PLACE") or None
     file = prices or os.environ.get("FOREBAY_PRICES") or None
     table = None if file is None else _table(file)
     # Before anything is measured: a mistake in the table costs no time.
-    _forebay.report_prices(table, None if file is None else str(file), place, egress)
+    named = None if file is None else str(file)
+    _forebay.report_prices(table, named, None, egress)
+    try:
+        _forebay.report_prices(table, named, place, egress)
+    except InvalidRequest as e:
+        if is_by_prices:
+            e.message = f"there is no file {place!r}, and {e.message}"
+        raise
     ledger, stats = meter.ledger, meter.stats()
     absent: list[str] = []
     not_here: list[str] = []
@@ -123,9 +133,7 @@ def of_loader(
             some = "all that" if document.get("origin") else "what"
             absent.append(f"money: {some} was asked of the origin is not known")
         else:
-            told = _forebay.report_money(
-                json.dumps(document), table, None if file is None else str(file), place, egress
-            )
+            told = _forebay.report_money(json.dumps(document), table, named, place, egress)
             document["money"] = json.loads(told)
     return Report(document)
 

@@ -879,10 +879,12 @@ class Loader(Generic[B_co]):
 
         order = flag("order", order)
 
-        if prices_file is not None or is_place(prices):
+        # With a place, prices= is a file, and one that is missing an error.
+        is_by_prices = prices_file is None and not place and is_place(prices)
+        if prices_file is not None or is_by_prices:
             place = place or (None if prices is None else str(prices))
             prices = prices_file
-        return of_loader(self, self._meter, order, place, egress, prices)
+        return of_loader(self, self._meter, order, place, egress, prices, is_by_prices)
 
     # Other consumers
 

@@ -751,6 +751,11 @@ def test_prices_are_edited_and_mistakes_are_told(own, tmp_path):
     path.write_text(table.replace("storage_gb_month =", "storage_gb_mnth =", 1))
     with pytest.raises(FileNotFoundError, match=r"none\.toml"):
         loader.report(prices=tmp_path / "none.toml")
+    # What has the form of a place may be a file that is missing.
+    with pytest.raises(forebay.InvalidRequest, match="there is no file 'conf/prices', and .*conf"):
+        loader.report(prices="conf/prices")
+    with pytest.raises(FileNotFoundError, match="conf/prices"):
+        loader.report(place="aws/us-east-1", prices="conf/prices")
     said = command(own, "--prices", str(path), code=2)
     assert f"{path}, line {line}" in said and '"storage_gb_month"' in said
     assert "did you mean" in command(own, "--place", "aws/us-esat-1", code=2)
