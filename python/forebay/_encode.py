@@ -164,6 +164,15 @@ def _has(kind: str, *types: str) -> bool:
     return any(name in plain for name in types)
 
 
+def _needs_plain(kind: str) -> bool:
+    """Whether values of a kind become JSON by way of :meth:`Rows.plain`: those with JSON in them,
+    and lists with lists of a fixed size, of which an array does not say that one is missing as a
+    whole.
+    """
+    types = _QUOTED.sub("", kind)
+    return "json" in types or ("list<list<" in types and re.search(r", \d+>", types) is not None)
+
+
 def kinds_of(columns: dict[str, Column], as_stored: bool = False) -> dict[str, str]:
     """:func:`kind_of` for each column of a received batch."""
     return {name: kind_of(column._schema, as_stored) for name, column in columns.items()}
@@ -223,8 +232,7 @@ class Encoder(ABC):
     is_by_column = False
     #: Which kinds of columns it holds, for an error.
     holds: str
-    #: Columns with JSON in lists and structs, whose values :meth:`_rows` takes from
-    #: :meth:`Rows.plain`.
+    #: Columns of which :meth:`_rows` has the values of :meth:`Rows.plain` (:func:`_needs_plain`).
     _plain: Sequence[str] = ()
 
     def __init__(self, options: Options) -> None:
@@ -940,7 +948,8 @@ class Tar(Encoder):
             elif is_told or (encoder is not False and not self.can_hold(kind)):
                 _check_handler(of)
                 self._handlers[name] = functools.partial(_handled, of, dtype=_numbers_of(kind))
-                if _has(kind, "json"):
+                is_json = of in ("json", "jsn", *_MSGPACK)
+                if _has(kind, "json") or (is_json and _needs_plain(kind)):
                     self._plain = (*self._plain, name)
         owner = {n: more[n] for n in ("mode", "mtime", "user", "group") if n in more}
         self._header = TarHeaders(**owner)
@@ -1680,7 +1689,11 @@ class Mds(Encoder):
             for name, e in zip(names, encodings, strict=True)
         ]
         kinds = self.options.kinds.items()
-        self._plain = [name for name, kind in kinds if kind != "json" and _has(kind, "json")]
+        self._plain = [
+            name
+            for name, kind in kinds
+            if kind != "json" and self._encoding(name) == "json" and _needs_plain(kind)
+        ]
         packs = self.options.packs
         self._hashes = {name: hash_of(name) for name in self.options.more.get("hashes", ())}
         self._config = {

@@ -993,6 +993,30 @@ def test_times_are_texts_in_json_at_any_depth(put, client, scratch, fetch):
     assert done.rows == 3
 
 
+def test_a_missing_list_of_a_fixed_size_in_a_list_is_null_in_json(put, client, scratch, fetch):
+    pair = pa.list_(pa.int32(), 2)
+    rows = [[[1, 2], None], [None], [[None, None]], []]
+    table = pa.table(
+        {
+            "l.json": pa.array(rows, pa.list_(pair)),
+            "s.json": pa.array([{"a": row} for row in rows], pa.struct([("a", pa.list_(pair))])),
+            "p.mp": pa.array(rows, pa.list_(pair)),
+        }
+    )
+    ds = forebay.open(put("in/a.parquet", parquet(table)), client=client)
+    ds.write(f"scratch/{scratch}/tar/", "tar", key=None)
+    [data] = [data for name, data in fetch("tar/").items() if name.endswith(".tar")]
+    found: dict[str, list] = {"l.json": [], "s.json": [], "p.mp": []}
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            name = member.name.partition(".")[2]
+            read = msgpack.unpackb if name == "p.mp" else json.loads
+            found[name].append(read(tar.extractfile(member).read()))
+    assert found == {"l.json": rows, "s.json": [{"a": row} for row in rows], "p.mp": rows}
+    ds.write(f"scratch/{scratch}/mds/", "mds")
+    assert [row["l.json"] for row in read_mds(fetch("mds/"))] == rows
+
+
 def test_columns_of_json_stay_what_they_are(put, client, scratch, fetch):
     rows = [
         {"a": 1, "list": [1, "x"], "of": {"k": 1}, "text": "[1]"},
