@@ -2,7 +2,7 @@
 # tools/test.sh [PYTEST ARGUMENT…]: builds everything and runs every test. With arguments, only the
 # chosen Python tests.
 #
-# The first run takes half an hour on two cores: it compiles the workspace, builds the
+# The first run takes half an hour or more on two cores: it compiles the workspace, builds the
 # servers that the tests run against, and installs PyTorch. Later runs do only what changed.
 steps=6
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
