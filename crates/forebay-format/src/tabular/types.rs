@@ -710,6 +710,7 @@ impl<'a> TypeText<'a> {
                 }
                 Struct(fields.into())
             }
+            "map" => self.map()?,
             _ => return None,
         };
         self.depth -= 1;
@@ -732,6 +733,44 @@ impl<'a> TypeText<'a> {
         let field = self.field(&name)?;
         self.mark(">")?;
         Some(field)
+    }
+
+    /// `<string, int64>`, with what its parts are called where that is not what they mostly are:
+    /// `<string ('k'), int64 ('v'), keys_sorted ('key_value')>`.
+    fn map(&mut self) -> Option<DataType> {
+        // What is in the entries is two levels below.
+        self.depth += 1;
+        self.mark("<")?;
+        let key = self.field("key")?;
+        let key_name = self.called();
+        self.mark(",")?;
+        let value = self.field("value")?;
+        let mut value_name = self.called();
+        let sorted = self.mark(",").is_some();
+        if sorted {
+            self.mark("keys_sorted")?;
+        }
+        let mut entries_name = self.called();
+        if !sorted && entries_name.is_none() {
+            // A single name may be that of either. PyArrow calls the entries of Parquet something.
+            entries_name = value_name.take();
+        }
+        self.mark(">")?;
+        self.depth -= 1;
+        let key = key.with_nullable(false);
+        let key = key.with_name(key_name.unwrap_or_else(|| "key".to_owned()));
+        let value = value.with_name(value_name.unwrap_or_else(|| "value".to_owned()));
+        let entries = Struct(vec![key, value].into());
+        let name = entries_name.unwrap_or_else(|| "entries".to_owned());
+        Some(Map(Arc::new(Field::new(name, entries, false)), sorted))
+    }
+
+    /// `('name')`, if that comes next.
+    fn called(&mut self) -> Option<String> {
+        self.mark("('")?;
+        let (name, rest) = self.rest.split_once("')")?;
+        self.rest = rest;
+        Some(name.to_owned())
     }
 
     /// `[3]`.
@@ -1005,6 +1044,63 @@ mod tests {
         ] {
             assert!(named_field("x", wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn maps_are_read_as_pyarrow_writes_them() {
+        let map = |names: [&str; 3], key: DataType, value: DataType, sorted| {
+            let fields = vec![
+                Field::new(names[0], key, false),
+                Field::new(names[1], value, true),
+            ];
+            let entries = Field::new(names[2], Struct(fields.into()), false);
+            Map(Arc::new(entries), sorted)
+        };
+        let usual = ["key", "value", "entries"];
+        let inner = map(usual, Int8, Decimal128(9, 2), true);
+        let item = Field::new("item", inner.clone(), true);
+        for (ty, read) in [
+            ("map<string, int32>", map(usual, Utf8, Int32, false)),
+            ("map<int8, decimal128(9, 2), keys_sorted>", inner.clone()),
+            (
+                "map<string, map<int8, decimal128(9, 2), keys_sorted>>",
+                map(usual, Utf8, inner, false),
+            ),
+            (
+                "list<item: map<int8, decimal128(9, 2), keys_sorted>>",
+                List(Arc::new(item)),
+            ),
+            // As PyArrow reads maps of Parquet files.
+            (
+                "map<string, int32 ('m')>",
+                map(["key", "value", "m"], Utf8, Int32, false),
+            ),
+            (
+                "map<string ('k'), int32 ('v') ('e f')>",
+                map(["k", "v", "e f"], Utf8, Int32, false),
+            ),
+            (
+                "map<string, int32 ('v'), keys_sorted>",
+                map(["key", "v", "entries"], Utf8, Int32, true),
+            ),
+        ] {
+            assert_eq!(*named_field("x", ty).unwrap().data_type(), read, "{ty}");
+        }
+        for wrong in [
+            "map",
+            "map<string>",
+            "map<string, int32",
+            "map<string, int32, int8>",
+            "map<string, int32 ('x>",
+        ] {
+            assert!(named_field("x", wrong).is_err(), "{wrong}");
+        }
+        let deep = |levels: usize| {
+            let ty = format!("{}int8{}", "map<int8, ".repeat(levels), ">".repeat(levels));
+            named_field("x", &ty)
+        };
+        assert!(deep(30).is_ok());
+        assert!(deep(33).is_err());
     }
 
     #[test]
