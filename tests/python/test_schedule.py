@@ -173,7 +173,7 @@ def test_a_schedule_for_other_datasets_is_refused(pair):
         forebay.Schedule([(0, [1, 1]), (5, [1, 2]), (9, [1, None])])
     # A share that no cycle can hold: refused when the order is made, before anything is read.
     tiny = forebay.Schedule([(0, [1, 1]), (9, [1, 1e-9])])
-    with pytest.raises(InvalidRequest, match="the least is 1/4096"):
+    with pytest.raises(InvalidRequest, match="weights from row 9 on: .* the least is 1/4096"):
         forebay.mix(pair, tiny).loader(batch_size=8)
 
 

@@ -121,7 +121,11 @@ impl Mix {
             cycles: Recent::new(CYCLES_KEPT),
         };
         for stage in stages {
-            mix.push(stage.from, quotas(names, &stage.weights)?);
+            let quotas = quotas(names, &stage.weights).map_err(|e| match stages.len() {
+                1 => e,
+                _ => e.context(format_args!("the weights from row {} on", stage.from)),
+            })?;
+            mix.push(stage.from, quotas);
         }
         Ok(mix)
     }
