@@ -7,7 +7,7 @@ use crate::{
     stages::{Inner, Stages, ended, missing},
     types::Place,
 };
-use forebay_core::{Error, ErrorKind, Result};
+use forebay_core::{Error, ErrorKind, Reservation, Result};
 use forebay_engine::ByteStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use std::{
@@ -163,11 +163,21 @@ impl Stages {
     /// # Errors
     /// `Busy` for lack of memory; `Corrupt` and such, if the origin does not have them either.
     pub async fn read(&self, file: &StagedFile, range: Range<u64>) -> Result<Option<ByteStream>> {
-        let (inner, entry) = (self.0.clone(), file.entry.clone());
-        let budget = inner.engine.budget();
+        let budget = self.0.engine.budget();
         let held = budget
             .hold(READ_MEMORY_BYTES.min(budget.holdable_bytes()))
             .await?;
+        self.read_with(held, file, range).await
+    }
+
+    /// The same, in memory that is held until the stream is dropped.
+    async fn read_with(
+        &self,
+        held: Reservation,
+        file: &StagedFile,
+        range: Range<u64>,
+    ) -> Result<Option<ByteStream>> {
+        let (inner, entry) = (self.0.clone(), file.entry.clone());
         let mut rest = file.reader.stream(range);
         let first = match rest.next().await {
             Some(Err(e)) if inner.distrust(&entry, &e) => return Ok(None),
@@ -190,10 +200,10 @@ impl Stages {
     }
 
     /// All bytes of a staged file, verified, if it has no more than `most_bytes`. `None`: it has more, or
-    /// is not here, or is damaged here, and the origin has it.
+    /// is not here, or is damaged here, and the origin has it. It does not wait for memory.
     ///
     /// # Errors
-    /// Those of [`Stages::open_file`] and [`Stages::read`].
+    /// Those of [`Stages::open_file`] and [`Stages::read`]; `Busy` if there is no memory now.
     pub async fn small_file(
         &self,
         place: &Place,
@@ -208,7 +218,11 @@ impl Stages {
         if size > most_bytes {
             return Ok(None);
         }
-        let Some(mut body) = self.read(&file, 0..size).await? else {
+        let budget = self.0.engine.budget();
+        // Its pieces, and what they are put together to.
+        let bytes = size.saturating_mul(2).min(budget.holdable_bytes());
+        let held = budget.try_hold(bytes)?;
+        let Some(mut body) = self.read_with(held, &file, 0..size).await? else {
             return Ok(None);
         };
         let mut found = Vec::with_capacity(size as usize);

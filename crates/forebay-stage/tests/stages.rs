@@ -1652,6 +1652,23 @@ async fn a_small_file_is_read_at_once_and_verified() {
 }
 
 #[tokio::test]
+async fn a_small_file_does_not_wait_for_memory() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    let id = run.save("run/x", 1).await.unwrap();
+    assert!(run.durable("run/x", &id).await);
+    let budget = run.bench.engine.budget().clone();
+    let all = budget.hold(budget.holdable_bytes()).await.unwrap();
+    let small = run.small(&id, ".metadata", 4);
+    let read = tokio::time::timeout(PATIENCE, small).await.unwrap();
+    assert_eq!(kind(read), ErrorKind::Busy);
+    drop(all);
+    let meta = run.small(&id, ".metadata", 4).await.unwrap();
+    assert_eq!(meta.as_deref(), Some(&b"meta"[..]));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn a_removal_that_is_tried_again_spares_a_newer_checkpoint() {
     let site = Site::new(256 << 20);
     let run = site.start();
