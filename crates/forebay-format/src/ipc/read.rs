@@ -7,8 +7,9 @@ use crate::{
 };
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_buffer::Buffer;
-use arrow_ipc::reader::{RecordBatchDecoder, read_dictionary};
+use arrow_ipc::reader::RecordBatchDecoder;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_select::concat::concat;
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{
@@ -109,14 +110,16 @@ impl Opener {
             )
             .hint("open the dataset again"));
         }
+        let mut growing = Growing::new(&schema);
+        for d in &places.dictionaries {
+            growing.message(&get(&d.bytes)?, d)?;
+        }
+        let dictionaries = growing.finish()?;
         let mut opened = Opened {
             schema: Arc::new(schema),
-            dictionaries: vec![(0, Dictionaries::new())],
+            dictionaries,
             memory_bytes: 0,
         };
-        for d in &places.dictionaries {
-            opened.dictionary(&get(&d.bytes)?, d)?;
-        }
         opened.memory_bytes = opened.held_bytes();
         Ok(opened)
     }
@@ -154,6 +157,154 @@ fn dictionary_message(bytes: &[u8], at: u64, head: u32) -> Result<DictionaryMess
     })
 }
 
+/// The dictionaries while their messages are read. A stream may add to one with each batch: what it adds
+/// is put together once, at the end.
+struct Growing<'s> {
+    schema: &'s Schema,
+    /// Of each message that replaced a dictionary, the values that it brought and those added since.
+    values: Vec<Values>,
+    /// The values in force from each block on, by the dictionary's id.
+    in_force: Vec<(u32, HashMap<i64, usize>)>,
+}
+
+struct Values {
+    parts: Vec<ArrayRef>,
+    /// Where the last part is.
+    at: u64,
+}
+
+impl Values {
+    fn whole(&mut self) -> Result<ArrayRef> {
+        if let [all] = &self.parts[..] {
+            return Ok(all.clone());
+        }
+        let parts: Vec<&dyn Array> = self.parts.iter().map(|part| part.as_ref()).collect();
+        let all = guarded("an Arrow dictionary", || {
+            concat(&parts).map_err(arrow_error)
+        })
+        .map_err(|e| e.context(format!("the Arrow dictionary at offset {}", self.at)))?;
+        self.parts = vec![all.clone()];
+        Ok(all)
+    }
+}
+
+impl<'s> Growing<'s> {
+    fn new(schema: &'s Schema) -> Self {
+        Self {
+            schema,
+            values: Vec::new(),
+            in_force: vec![(0, HashMap::new())],
+        }
+    }
+
+    fn message(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
+        let at = place.bytes.start;
+        let DictionaryMessage {
+            message,
+            batch,
+            values: data,
+            body,
+        } = dictionary_message(bytes, at, place.head)?;
+        let id = batch.id();
+        #[expect(deprecated, reason = "the only way to a field by its dictionary")]
+        let fields = self.schema.fields_with_dict_id(id);
+        let field = fields.first().and_then(|f| match f.data_type() {
+            DataType::Dictionary(_, values) => Some(Field::new("", (**values).clone(), true)),
+            _ => None,
+        });
+        check(&data, field.as_ref(), |_| true, body, at)?;
+        let field = field.ok_or_else(|| {
+            Error::corrupt(format!(
+                "the Arrow dictionary at offset {at} has the id {id}, which no column has"
+            ))
+        })?;
+        let Some((_, now)) = self.in_force.last() else {
+            return Err(Error::internal("an Arrow file without dictionaries"));
+        };
+        let grown = now.get(&id).copied().filter(|_| batch.isDelta());
+        if batch.isDelta() && grown.is_none() {
+            return Err(Error::corrupt(format!(
+                "the Arrow dictionary at offset {at} adds to one that is not there"
+            )));
+        }
+        let mut known = Dictionaries::new();
+        if has_dictionaries(field.data_type()) {
+            for (&id, &values) in now {
+                known.insert(id, self.values[values].whole()?);
+            }
+        }
+        let buffer = Buffer::from(bytes.slice(place.head as usize..));
+        let version = message.version();
+        let schema = Arc::new(Schema::new(vec![field]));
+        let read = guarded("an Arrow dictionary", || {
+            RecordBatchDecoder::try_new(&buffer, data, schema, &known, &version)
+                .and_then(RecordBatchDecoder::read_record_batch)
+                .map_err(arrow_error)
+        })
+        .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
+        let part = read.column(0).clone();
+        // Added values come after those that earlier blocks refer to, so these blocks share the grown
+        // dictionary. Otherwise each block would hold a copy of all values.
+        if let Some(grown) = grown {
+            let values = &mut self.values[grown];
+            values.parts.push(part);
+            values.at = at;
+            return Ok(());
+        }
+        self.values.push(Values {
+            parts: vec![part],
+            at,
+        });
+        if let Some((_, last)) = self
+            .in_force
+            .last()
+            .filter(|(block, _)| *block != place.block)
+        {
+            let next = last.clone();
+            self.in_force.push((place.block, next));
+        }
+        if let Some((_, now)) = self.in_force.last_mut() {
+            now.insert(id, self.values.len() - 1);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<(u32, Dictionaries)>> {
+        let whole: Vec<ArrayRef> = self
+            .values
+            .iter_mut()
+            .map(Values::whole)
+            .collect::<Result<_>>()?;
+        let of = |ids: HashMap<i64, usize>| -> Dictionaries {
+            let all = ids.into_iter();
+            all.map(|(id, values)| (id, whole[values].clone()))
+                .collect()
+        };
+        let in_force = self.in_force.into_iter();
+        Ok(in_force.map(|(block, ids)| (block, of(ids))).collect())
+    }
+}
+
+/// Whether values of this type refer to dictionaries of their own.
+fn has_dictionaries(kind: &DataType) -> bool {
+    match kind {
+        DataType::Dictionary(..) => true,
+        DataType::List(of)
+        | DataType::LargeList(of)
+        | DataType::ListView(of)
+        | DataType::LargeListView(of)
+        | DataType::FixedSizeList(of, _)
+        | DataType::Map(of, _)
+        | DataType::RunEndEncoded(_, of) => has_dictionaries(of.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|f| has_dictionaries(f.data_type())),
+        DataType::Union(fields, _) => {
+            let mut fields = fields.iter();
+            fields.any(|(_, f)| has_dictionaries(f.data_type()))
+        }
+        _ => false,
+    }
+}
+
 /// What all reads of a file share.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -165,54 +316,6 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    fn dictionary(&mut self, bytes: &Bytes, place: &super::Dictionary) -> Result<()> {
-        let at = place.bytes.start;
-        let DictionaryMessage {
-            message,
-            batch,
-            values: data,
-            body,
-        } = dictionary_message(bytes, at, place.head)?;
-        #[expect(deprecated, reason = "the only way to a field by its dictionary")]
-        let fields = self.schema.fields_with_dict_id(batch.id());
-        let values = fields.first().and_then(|f| match f.data_type() {
-            DataType::Dictionary(_, values) => Some(Field::new("", (**values).clone(), true)),
-            _ => None,
-        });
-        check(&data, values.as_ref(), |_| true, body, at)?;
-        let id = batch.id();
-        // Added values come after those that earlier blocks refer to, so these blocks share the grown
-        // dictionary. Otherwise each block would hold a copy of all values.
-        let adds = batch.isDelta();
-        if let Some((_, last)) = self
-            .dictionaries
-            .last()
-            .filter(|(block, _)| *block != place.block && !adds)
-        {
-            let next = last.clone();
-            self.dictionaries.push((place.block, next));
-        }
-        let Some((_, now)) = self.dictionaries.last_mut() else {
-            return Err(Error::internal("an Arrow file without dictionaries"));
-        };
-        let before = now.get(&id).filter(|_| adds).cloned();
-        let buffer = Buffer::from(bytes.slice(place.head as usize..));
-        guarded("an Arrow dictionary", || {
-            read_dictionary(&buffer, batch, &self.schema, now, &message.version())
-                .map_err(arrow_error)
-        })
-        .map_err(|e| e.context(format!("the Arrow dictionary at offset {at}")))?;
-        if let (Some(before), Some(all)) = (before, now.get(&id).cloned()) {
-            for (_, earlier) in self.dictionaries.iter_mut().rev().skip(1) {
-                match earlier.get_mut(&id) {
-                    Some(values) if Arc::ptr_eq(values, &before) => *values = all.clone(),
-                    _ => break,
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// What the dictionaries hold. Those that did not change are shared.
     fn held_bytes(&self) -> usize {
         let mut seen = HashSet::new();

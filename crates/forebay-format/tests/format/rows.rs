@@ -165,6 +165,57 @@ fn a_dictionary_that_grows_with_each_batch_is_held_once() {
     }
 }
 
+/// Very many small additions take no longer than a few large ones.
+#[test]
+fn a_dictionary_is_put_together_once() {
+    use arrow_array::{DictionaryArray, Int32Array, types::Int32Type};
+    use arrow_ipc::writer::{DictionaryHandling, IpcWriteOptions, StreamWriter};
+    const TIMES: usize = 10_000;
+    let mut rng = Rng::new();
+    let of_texts = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    let schema = Arc::new(Schema::new(vec![Field::new("text", of_texts, true)]));
+    let options = IpcWriteOptions::default().with_dictionary_handling(DictionaryHandling::Delta);
+    let mut w = StreamWriter::try_new_with_options(Vec::new(), &schema, options).unwrap();
+    let long = "x".repeat(4096);
+    let mut ends = Vec::new();
+    for (values, key) in [(vec!["first"], 0), (vec!["first", long.as_str()], 1)] {
+        let values = Arc::new(StringArray::from(values));
+        let keys = Int32Array::from(vec![0, key]);
+        let column: ArrayRef = Arc::new(DictionaryArray::new(keys, values));
+        w.write(&RecordBatch::try_new(schema.clone(), vec![column]).unwrap())
+            .unwrap();
+        ends.push(w.get_ref().len());
+    }
+    let stream = w.into_inner().unwrap();
+    // The second batch, with what it adds to the dictionary, again and again.
+    let mut bytes = stream[..ends[0]].to_vec();
+    for _ in 0..TIMES {
+        bytes.extend_from_slice(&stream[ends[0]..ends[1]]);
+    }
+    bytes.extend_from_slice(&stream[ends[1]..]);
+    let began = std::time::Instant::now();
+    let (mut source, reader) = open(
+        Format::ArrowStream,
+        &bytes,
+        &IndexOptions::default(),
+        &mut rng,
+    )
+    .unwrap();
+    // Copying all values for each of them takes minutes.
+    assert!(began.elapsed() < std::time::Duration::from_secs(20));
+    for (block, last) in [(0, "first"), (1, long.as_str()), (TIMES, long.as_str())] {
+        let read = source
+            .read(&reader, block, Rows::All, &Projection::All, &mut rng)
+            .unwrap();
+        let column = read.column(0).as_dictionary::<Int32Type>();
+        let values = column.values().as_string::<i32>();
+        assert_eq!(values.len(), TIMES + 1);
+        let keys = column.keys().values().iter();
+        let texts: Vec<_> = keys.map(|&key| values.value(key as usize)).collect();
+        assert!(texts == ["first", last], "batch {block}");
+    }
+}
+
 #[test]
 fn arrow_rows_are_those_of_the_whole() {
     let mut rng = Rng::new();
