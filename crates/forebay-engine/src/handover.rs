@@ -6,7 +6,7 @@
 
 use crate::{Engine, bytesio::blocking};
 use forebay_core::{ObjectName, Reservation, Result, VersionId, limits::CHUNK_BYTES};
-use forebay_store::{Cached, Held, HeldAs, Part, Step, Store, Wait, Walk};
+use forebay_store::{Cached, Head, Held, HeldAs, Part, Step, Store, Wait, Walk};
 use std::sync::Arc;
 
 /// What a step may hold besides what it is asked for: one more record.
@@ -199,12 +199,19 @@ impl Engine {
     fn take_copy(&self, store: &Arc<Store>, entry: &Held, generation: u64) -> Result<bool> {
         let (name, hash) = (&entry.name, entry.name.hash128());
         let known = || store.head(name, Wait::May).unwrap_or_default();
+        // A head that the store could not keep is in memory alone.
+        let newest = |stored: Option<&Head>| {
+            let stored = stored.map(|head| (head.meta.version(), head.validated_at_secs));
+            let in_memory = self.inner.heads.get(name);
+            let in_memory = in_memory.map(|(meta, at_secs)| (meta.version(), at_secs));
+            let all = stored.into_iter().chain(in_memory);
+            all.max_by_key(|(_, at_secs)| *at_secs)
+        };
         match &entry.what {
             HeldAs::Chunk { index, data } => {
                 // Of another version than the one that is read here, it would be of no use.
-                let is_other = known().is_some_and(|head| {
-                    head.meta.version() != entry.version
-                        && self.is_fresh(name, head.validated_at_secs)
+                let is_other = newest(known().as_ref()).is_some_and(|(version, at_secs)| {
+                    version != entry.version && self.is_fresh(name, at_secs)
                 });
                 if is_other {
                     return Ok(false);
@@ -218,17 +225,24 @@ impl Engine {
                 data,
             } => {
                 let publish = || {
-                    if let Some(head) = known() {
-                        let is_older = head.validated_at_secs < *validated_at_secs;
-                        let is_same = head.meta.version() == entry.version;
-                        if is_same && (head.data.is_some() || data.is_none())
-                            || !is_same && !is_older
-                        {
-                            return Ok(false);
+                    let stored = known();
+                    let mut at_secs = *validated_at_secs;
+                    match newest(stored.as_ref()) {
+                        Some((version, known_secs)) if version == entry.version => {
+                            at_secs = at_secs.max(known_secs);
                         }
+                        Some((_, known_secs)) if known_secs >= at_secs => return Ok(false),
+                        _ => {}
+                    }
+                    let is_here = stored.is_some_and(|head| {
+                        let has_all = head.data.is_some() || data.is_none();
+                        head.meta.version() == entry.version && has_all
+                    });
+                    if is_here {
+                        return Ok(false);
                     }
                     self.inner.heads.remove(hash);
-                    store.put_head(name, meta, *validated_at_secs, data.as_deref())?;
+                    store.put_head(name, meta, at_secs, data.as_deref())?;
                     Ok(true)
                 };
                 let kept = self.inner.generations.publish(hash, generation, publish);

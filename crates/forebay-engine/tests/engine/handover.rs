@@ -2,8 +2,11 @@
 
 use bytes::Bytes;
 use forebay_core::{Attributes, ManualClock, MemoryBudget, ObjectMeta, ObjectName};
-use forebay_engine::{CacheChange, Engine, EngineConfig, FixedBuckets, Holding, TakenOver, Wait};
+use forebay_engine::{
+    CacheChange, Engine, EngineConfig, EntryName, FixedBuckets, Freshness, Holding, TakenOver, Wait,
+};
 use forebay_store::{DirConfig, Held, HeldAs, Store, StoreConfig};
+use forebay_testing::engine::{Bench, NOW, name, noise};
 use std::{sync::Arc, time::Duration};
 
 fn engine(dir: &std::path::Path) -> Engine {
@@ -133,4 +136,41 @@ async fn what_another_node_has_is_kept_where_it_is_pinned_and_as_new() {
     // Who holds no bytes gives away its pin alone, also of what is nowhere yet.
     assert!(keeps("a", whole()).await && keeps("a", nothing()).await);
     assert!(keeps("gone", nothing()).await && !keeps("gone", whole()).await);
+}
+
+/// The store may have given up the head of a large object that is still in memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_does_not_replace_a_newer_version_that_is_known_in_memory_alone() {
+    const BYTES: usize = 3 << 20;
+    let b = Bench::new(Freshness::RevalidateAfter(Duration::from_secs(60)));
+    let meta = || Arc::new(b.origin.objects.lock()["a"].1.clone());
+    b.origin.set("a", noise(BYTES, 1));
+    let before = meta();
+    b.origin.set("a", noise(BYTES, 2));
+    let now = meta();
+    assert!(b.get("a").await.unwrap().0 == noise(BYTES, 2));
+    let store = b.engine.store().unwrap().clone();
+    let take = async |meta: &Arc<ObjectMeta>| {
+        store.evict(&name("a"));
+        let held = Held {
+            name: name("a"),
+            version: meta.version(),
+            what: HeldAs::Head {
+                meta: meta.clone(),
+                validated_at_secs: NOW.as_secs() as u32 - 10,
+                data: None,
+            },
+        };
+        let lacking = b.engine.lacking(vec![EntryName::of(&held)]).await.unwrap();
+        let copies = lacking.into_iter().map(|lacking| (held.clone(), lacking));
+        let taken = b.engine.take_copies(copies.collect()).await;
+        taken.unwrap().entries
+    };
+    assert_eq!(take(&before).await, 0);
+    assert!(store.peek(&name("a")).is_none());
+    assert!(b.get("a").await.unwrap().0 == noise(BYTES, 2));
+    // It is as new as it is known to be here.
+    assert_eq!(take(&now).await, 1);
+    let kept = store.peek(&name("a")).unwrap();
+    assert_eq!(u64::from(kept.validated_at_secs), NOW.as_secs());
 }
