@@ -619,6 +619,8 @@ def plain(array: Any) -> Any:
     """A column in a form that all comparisons know."""
     import pyarrow as pa
 
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_string_view(array.type):
@@ -632,6 +634,9 @@ def _check_type(expression: OfColumn, kind: Any, value: Any) -> None:
     import pyarrow as pa
 
     t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        # JSON, say, which is compared as the text that it is stored as.
+        kind = kind.storage_type
     if t.is_dictionary(kind):
         kind = kind.value_type
     texts = t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)

@@ -504,6 +504,34 @@ def test_a_filter_that_makes_no_sense_is_named(tmp_path):
         node.stop()
 
 
+def test_a_column_of_json_is_compared_as_it_is_written(tmp_path):
+    (tmp_path / "bk").mkdir()
+    (tmp_path / "bk/a.jsonl").write_text('{"tag": "en", "n": 1}\n{"tag": 7, "n": 2}\n')
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bk'}"])
+    try:
+        ds = forebay.open("bk/a.jsonl", url=node.url)
+        assert ds.schema["tag"] == "Json"
+        tag = col("tag")
+        # The second is evaluated here, because a column is cast.
+        for of, also in ((ds, tag), (ds.cast({"n": "double"}), col("n"))):
+            for expression, found in (
+                (tag == '"en"', [1]),
+                (tag.isin(["7", "8"]), [2]),
+                (tag.startswith('"e'), [1]),
+                (tag < "8", [1, 2]),
+            ):
+                left = of.filter(expression & ~also.is_null())
+                assert [row["n"] for row in left] == found, expression
+        for expression in (tag == "en", tag.isin(["en"]), tag.startswith("e")):
+            with pytest.raises(forebay.InvalidRequest, match='"tag" is of Json') as e:
+                len(ds.filter(expression))
+            assert "quotation marks" in e.value.hint
+        with pytest.raises(forebay.InvalidRequest, match="does not compare with 7"):
+            ds.filter(tag == 7)
+    finally:
+        node.stop()
+
+
 def test_of_compositions_each_base_is_asked(site):
     ds = forebay.open("bk/plain/*.parquet", url=site.url)
     made = forebay.concatenate([ds.skip(9_990), ds.select(range(30, -1, -1))])

@@ -11,7 +11,10 @@ use crate::{Dataset, computed::Document};
 use arrow_buffer::i256;
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use forebay_core::{Error, Result};
-use forebay_format::tabular::type_name;
+use forebay_format::{
+    jsonl,
+    tabular::{is_json, type_name},
+};
 use forebay_protocol::filter::{Decimal, Expr, How, Literal};
 use std::{collections::HashSet, sync::Arc};
 
@@ -143,7 +146,11 @@ impl Node {
             },
             Expr::Compare { column, how, value } => {
                 let (column, field) = of(column)?;
-                check(field, value, false)?;
+                let asked = match how {
+                    How::Equal | How::Differ => Asked::Whole,
+                    _ => Asked::Order,
+                };
+                check(field, value, asked)?;
                 Node::Test {
                     column,
                     test: compare(plain(field.data_type()), *how, value)?,
@@ -151,7 +158,8 @@ impl Node {
             }
             Expr::IsIn { column, values } => {
                 let (column, field) = of(column)?;
-                values.iter().try_for_each(|v| check(field, v, false))?;
+                let mut values_of = values.iter();
+                values_of.try_for_each(|v| check(field, v, Asked::Whole))?;
                 Node::Test {
                     column,
                     test: members(plain(field.data_type()), values)?,
@@ -159,7 +167,7 @@ impl Node {
             }
             Expr::StartsWith { column, prefix } => {
                 let (column, field) = of(column)?;
-                check(field, prefix, true)?;
+                check(field, prefix, Asked::Prefix)?;
                 Node::Test {
                     column,
                     test: Test::Prefix(bytes_of(prefix)?),
@@ -177,9 +185,20 @@ fn plain(kind: &DataType) -> &DataType {
     }
 }
 
+/// What a value is compared with.
+#[derive(Clone, Copy, PartialEq)]
+enum Asked {
+    /// Whole values, for being equal.
+    Whole,
+    Order,
+    /// How values begin.
+    Prefix,
+}
+
 /// Refuses a value that does not fit the type of a column.
-fn check(field: &Field, value: &Literal, is_prefix: bool) -> Result<()> {
+fn check(field: &Field, value: &Literal, asked: Asked) -> Result<()> {
     let kind = plain(field.data_type());
+    let is_prefix = asked == Asked::Prefix;
     let texts = matches!(
         kind,
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View
@@ -202,6 +221,24 @@ fn check(field: &Field, value: &Literal, is_prefix: bool) -> Result<()> {
             matches!(kind, DataType::Timestamp(_, zone) if zone.is_some() == *utc)
         }
     };
+    if let Literal::Text(text) = value
+        && fits
+        && is_json(field)
+    {
+        let is_one = match asked {
+            Asked::Whole => jsonl::is_value(text),
+            Asked::Order | Asked::Prefix => jsonl::may_begin_value(text),
+        };
+        if !is_one {
+            return Err(Error::invalid(format!(
+                "column {:?} is of Json, and no value of it is written as {value}",
+                field.name()
+            ))
+            .hint(
+                "write the value as JSON does, a text in quotation marks, or filter by a function",
+            ));
+        }
+    }
     if fits {
         return Ok(());
     }

@@ -851,6 +851,54 @@ async fn what_makes_no_sense_is_refused_by_name_before_anything_is_read() {
 }
 
 #[tokio::test]
+async fn a_column_of_json_is_compared_with_json() {
+    let bench = Bench::new();
+    let lines = "{\"tag\": \"en\"}\n{\"tag\": 7}\n{\"tag\": \"de\"}\n{\"tag\": {\"a\": 1}}\n";
+    bench.put("a.jsonl", lines);
+    let dataset = bench.open("bk/a.jsonl").await.unwrap().dataset;
+    let filters = Filters::new(Rows::new(bench.engine.clone(), RowsConfig::default()), None);
+    let text = |text: &str| Literal::Text(text.to_owned());
+    let prefix = |prefix: &str| Expr::StartsWith {
+        column: "tag".to_owned(),
+        prefix: text(prefix),
+    };
+    let is_in = |values: &[&str]| Expr::IsIn {
+        column: "tag".to_owned(),
+        values: values.iter().map(|value| text(value)).collect(),
+    };
+    for expr in [
+        compare("tag", How::Equal, text("en")),
+        compare("tag", How::Differ, text("en")),
+        compare("tag", How::Less, text("en")),
+        compare("tag", How::Equal, text("{\"a\": 1")),
+        is_in(&["\"en\"", "de"]),
+        prefix("e"),
+    ] {
+        let watched = WatchedFilter::default();
+        let e = filters.filter(&dataset, &expr, &watched).await.unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::Invalid, "{}", expr.json());
+        assert!(e.message().contains("\"tag\"") && e.hint_text().is_some());
+    }
+    for (expr, rows) in [
+        (compare("tag", How::Equal, text("\"en\"")), vec![0]),
+        (compare("tag", How::Equal, text("7")), vec![1]),
+        (compare("tag", How::Differ, text("\"en\"")), vec![1, 2, 3]),
+        (compare("tag", How::Less, text("\"e")), vec![2]),
+        (is_in(&["\"en\"", "{\"a\": 1}"]), vec![0, 3]),
+        (prefix("\"d"), vec![2]),
+        (prefix("tr"), vec![]),
+        (prefix(""), vec![0, 1, 2, 3]),
+    ] {
+        assert_eq!(
+            ask(&filters, &dataset, &expr).await.1,
+            rows,
+            "{}",
+            expr.json()
+        );
+    }
+}
+
+#[tokio::test]
 async fn formats_that_say_nothing_are_looked_at() {
     let bench = Bench::new();
     bench.put("a.jsonl", jsonl(3000));

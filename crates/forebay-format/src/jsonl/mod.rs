@@ -21,6 +21,7 @@ use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 use columns::not_json;
 use forebay_core::{Error, Result, limits};
 use infer::Columns;
+use scan::Scanner;
 use std::sync::Arc;
 
 /// The column of the lines themselves.
@@ -54,6 +55,21 @@ pub fn common_schema<'a>(schemas: impl Iterator<Item = &'a SchemaRef>) -> Schema
 /// `Invalid` with the column and its type.
 pub fn check_columns(schema: &SchemaRef) -> Result<()> {
     Builder::new(schema.clone()).map(drop)
+}
+
+/// Whether a text is a value of JSON, as lines may have it.
+pub fn is_value(text: &str) -> bool {
+    let mut scanner = Scanner::new(text.as_bytes());
+    scanner.skip().is_ok() && scanner.end().is_ok()
+}
+
+/// Whether some value of JSON may begin so.
+pub fn may_begin_value(text: &str) -> bool {
+    let words = ["true", "false", "null", "NaN", "Infinity"];
+    match text.bytes().next() {
+        Some(b'"' | b'{' | b'[' | b'-' | b'0'..=b'9') => true,
+        _ => words.iter().any(|word| word.starts_with(text)),
+    }
 }
 
 fn schema_of(columns: &Columns, fields: fn(&Columns) -> Fields) -> SchemaRef {

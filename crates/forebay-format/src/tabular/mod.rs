@@ -64,13 +64,13 @@ pub use format::{Format, NotRead};
 pub use read::{BlockRead, FileOpener, FileReader};
 pub use rows::{Projection, Rows};
 pub use schemas::{Schemas, decode_schema, encode_schema};
-pub use types::{Misfit, cast, common_field, common_type, named_field, nulls, type_name};
+pub use types::{Misfit, cast, common_field, common_type, is_json, named_field, nulls, type_name};
 
 pub(crate) use blocks::BlockIndexBuilder;
 pub(crate) use file::Detail;
 pub(crate) use held::Held;
 pub(crate) use rows::{BinaryRows, arrow_error, take_rows, text_rows};
-pub(crate) use types::{is_json, json_field};
+pub(crate) use types::json_field;
 
 use std::ops::Range;
 

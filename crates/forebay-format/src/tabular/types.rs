@@ -914,7 +914,7 @@ fn write_type(field: &Field, out: &mut String) -> Option<()> {
 }
 
 /// Whether a field's text is the JSON of a file's value, and not a text itself.
-pub(crate) fn is_json(field: &Field) -> bool {
+pub fn is_json(field: &Field) -> bool {
     field
         .metadata()
         .get(EXTENSION_NAME)
