@@ -254,7 +254,8 @@ def test_what_is_wrong_is_said(node, put, scratch):
         assert requests.post(f"{node.url}/v1/datasets", data=body, timeout=30).status_code == 400
     skipped = opened(node, {"source": f"{here}/bad/", "on_damaged": "skip"})
     assert (skipped["rows"], skipped["skipped_files"]) == (10, 1)
-    assert skipped["skipped"][0]["name"].endswith("bad/b.parquet")
+    left_out = skipped["skipped"][0]
+    assert left_out["name"].endswith("bad/b.parquet") and "b.parquet" not in left_out["message"]
 
 
 def test_a_restarted_node_knows_its_datasets(origin, origin_s3, scratch, tmp_path):
@@ -428,7 +429,7 @@ def test_the_index_command(node, put, scratch):
     assert (
         skipped.returncode == 0
         and "left out" in skipped.stdout
-        and "d/bad.parquet" in skipped.stdout
+        and skipped.stdout.count("d/bad.parquet") == 1
     )
     assert forebay(node, "index", f"scratch/{scratch}/none/").returncode == 1
     assert forebay(node, "index").returncode == 2

@@ -240,7 +240,7 @@ impl Indexed {
             let first = self
                 .skipped
                 .first()
-                .map(|(n, e)| format!(": {n}: {}", e.message()))
+                .map(|(name, e)| format!(": {}", e.clone().of(name).message()))
                 .unwrap_or_default();
             return Err(Error::corrupt(match self.skipped.len() {
                 1 => format!("the only file is damaged{first}"),

@@ -916,6 +916,12 @@ async fn damaged_files_are_named_or_left_out() {
         .await
         .unwrap_err();
     assert!(e.to_string().contains("all 2 files are damaged"), "{e}");
+    // The one that it tells of is named once.
+    let named: usize = ["bk/d/b.parquet", "bk/d/c.parquet"]
+        .map(|name| e.message().matches(name).count())
+        .iter()
+        .sum();
+    assert_eq!(named, 1, "{e}");
     // Trouble of the origin is not damage.
     b.faults
         .always(Operation::Get, Fault::Error(ErrorKind::OriginUnavailable));

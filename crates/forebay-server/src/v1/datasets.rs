@@ -20,7 +20,9 @@ use super::{Call, error::json_response, not_offered};
 use crate::{auth::Policy, body::AnswerBody, config::Action, object};
 use bytes::Bytes;
 use forebay_core::{
-    Attributes, Error, Reservation, Result, limits,
+    Attributes, Error, Reservation, Result,
+    error::without_name,
+    limits,
     request::{self, Tally},
 };
 use forebay_dataset::{Access, Caller, Dataset, DatasetSpec, Opened, Watched, parse_spec};
@@ -247,7 +249,7 @@ fn describe(d: &Dataset) -> Description {
 fn describe_opened(opened: &Opened) -> OpenedDataset {
     let skipped = |(name, e): &(String, Error)| SkippedFile {
         name: name.clone(),
-        message: e.describe(),
+        message: without_name(&e.describe(), name).to_owned(),
     };
     OpenedDataset {
         dataset: describe(&opened.dataset),
