@@ -98,7 +98,11 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
             format!("the bucket {bucket:?} is not empty"),
         ),
         _ => failure::from_io(site, e),
-    })
+    })?;
+    // Or the bucket is there again after a loss of power.
+    fs::File::open(root)
+        .and_then(|root| root.sync_all())
+        .map_err(|e| failure::from_io(site, e))
 }
 
 #[cfg(test)]
