@@ -42,9 +42,10 @@ use futures::{StreamExt, TryStreamExt, stream};
 pub(crate) use list::Listings;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashSet,
+    collections::{HashSet, hash_map::RandomState},
     fmt::Write as _,
     fs::{self, File, Metadata, OpenOptions},
+    hash::BuildHasher,
     io::{self, Read, Write},
     ops::Range,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
@@ -71,7 +72,7 @@ struct Root {
     /// of a condition to the rename that relies on it. Only by threads that may wait.
     changes: forebay_core::sync::RwLock<()>,
     /// Directories whose names, like those of all directories above them, are known to be on disk.
-    synced: forebay_core::sync::Mutex<HashSet<PathBuf>>,
+    synced: forebay_core::sync::Mutex<Paths>,
     /// The file of each delete that has not synced yet. Two deletes of one file are in it twice.
     removing: forebay_core::sync::Mutex<Vec<PathBuf>>,
     settled: forebay_core::sync::Mutex<Settled>,
@@ -85,11 +86,45 @@ struct Root {
 /// Directories that are remembered as synced; beyond that, all are forgotten and synced again.
 const SYNCED_MAX: usize = 65_536;
 
+/// Paths, by hashes that nobody can foresee: those of `SYNCED_MAX` take some 2 MiB, however long the paths
+/// are. Each bucket has two such sets.
+#[derive(Default)]
+struct Paths {
+    hashes: HashSet<u128>,
+    keyed: RandomState,
+}
+
+impl Paths {
+    fn hash(&self, path: &Path) -> u128 {
+        let half = |which: u8| u128::from(self.keyed.hash_one((which, path)));
+        (half(0) << 64) | half(1)
+    }
+
+    fn contains(&self, path: &Path) -> bool {
+        self.hashes.contains(&self.hash(path))
+    }
+
+    fn insert(&mut self, path: &Path) {
+        self.hashes.insert(self.hash(path));
+    }
+
+    fn remove(&mut self, path: &Path) {
+        self.hashes.remove(&self.hash(path));
+    }
+
+    /// Forgets all, if there would be too many with so many more.
+    fn make_room(&mut self, more: usize) {
+        if self.hashes.len() + more > SYNCED_MAX {
+            self.hashes.clear();
+        }
+    }
+}
+
 /// Directories from which every name that was ever removed is known to be gone from the disk too. In
 /// others, who asks for a delete again finds no file, and has to sync them all the same.
 #[derive(Default)]
 struct Settled {
-    dirs: HashSet<PathBuf>,
+    dirs: Paths,
     /// How many syncs have failed.
     failures: u64,
 }
@@ -101,10 +136,8 @@ impl Settled {
         if self.failures != failures {
             return;
         }
-        if self.dirs.len() >= SYNCED_MAX {
-            self.dirs.clear();
-        }
-        self.dirs.insert(dir.to_owned());
+        self.dirs.make_room(1);
+        self.dirs.insert(dir);
     }
 
     fn failed(&mut self, dir: &Path) {
@@ -470,15 +503,13 @@ impl Root {
                 break;
             };
             File::open(above)?.sync_all()?;
-            new.push(at.to_owned());
+            new.push(at);
             at = above;
         }
         if !new.is_empty() {
             let mut synced = self.synced.lock();
-            if synced.len() + new.len() > SYNCED_MAX {
-                synced.clear();
-            }
-            synced.extend(new);
+            synced.make_room(new.len());
+            new.into_iter().for_each(|dir| synced.insert(dir));
         }
         Ok(())
     }
@@ -1217,17 +1248,41 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let origin = LocalOrigin::open(dir.path()).unwrap();
         let root = origin.0.path.clone();
-        let synced = || origin.0.synced.lock().clone();
+        // Of these directories, those that are remembered; and how many there are.
+        let synced = || {
+            let synced = origin.0.synced.lock();
+            let is_synced = |dir: &&str| synced.contains(&root.join(*dir));
+            let found: Vec<_> = ["a", "a/b"].into_iter().filter(is_synced).collect();
+            (found, synced.hashes.len())
+        };
         put(&origin, "a/b/c").await.unwrap().unwrap();
         put(&origin, "a/d").await.unwrap().unwrap();
-        assert_eq!(synced(), [root.join("a"), root.join("a/b")].into());
+        assert_eq!(synced(), (vec!["a", "a/b"], 2));
         origin.delete("a/b/c").await.unwrap();
-        assert!(!synced().contains(&root.join("a/b")));
+        assert!(!synced().0.contains(&"a/b"));
         put(&origin, "a/b/c").await.unwrap().unwrap();
-        assert_eq!(synced(), [root.join("a"), root.join("a/b")].into());
+        assert_eq!(synced(), (vec!["a", "a/b"], 2));
         // Removed by somebody else.
         fs::remove_dir_all(root.join("a")).unwrap();
         origin.0.forget_synced(&root.join("a/b"));
-        assert!(synced().is_empty());
+        assert_eq!(synced(), (vec![], 0));
+    }
+
+    #[test]
+    fn paths_are_told_apart_and_all_are_forgotten_when_there_are_too_many() {
+        let mut paths = Paths::default();
+        let path = |i: usize| PathBuf::from(format!("/{}/{i}", "long".repeat(50)));
+        for i in 0..SYNCED_MAX {
+            paths.make_room(1);
+            assert!(!paths.contains(&path(i)));
+            paths.insert(&path(i));
+        }
+        assert_eq!(paths.hashes.len(), SYNCED_MAX);
+        paths.remove(&path(7));
+        assert!(!paths.contains(&path(7)) && paths.contains(&path(8)));
+        paths.make_room(1);
+        assert!(paths.contains(&path(8)));
+        paths.make_room(2);
+        assert!(!paths.contains(&path(8)));
     }
 }
