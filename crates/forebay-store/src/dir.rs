@@ -354,8 +354,7 @@ impl Directory {
         if self.health() == DirState::Full
             && space.available_bytes >= full.saturating_add(2 * self.segment_bytes)
         {
-            // Somebody made room.
-            self.retry_now();
+            self.has_room_again();
         }
     }
 
@@ -575,6 +574,13 @@ impl Directory {
             ),
         };
         self.counters.write_failures.fetch_add(1, Relaxed);
+        if state == DirState::Full
+            && let Ok(space) = self.disk.space(&self.path)
+        {
+            // Before it counts as full: that ends when there is more.
+            self.available_when_full
+                .store(space.available_bytes, Relaxed);
+        }
         if self.health.swap(state as u8, Relaxed) != state as u8 {
             tracing::warn!(dir = %self.path.display(), error = %e, state = state.as_str(), "cache directory refused a write");
         }
@@ -599,6 +605,16 @@ impl Directory {
         if self.health.load(Relaxed) != DirState::Ok as u8 {
             self.health.store(DirState::Ok as u8, Relaxed);
             tracing::info!(dir = %self.path.display(), "cache directory takes writes again");
+        }
+    }
+
+    /// Somebody made room on the file system. If a write finds none all the same, it says so again.
+    fn has_room_again(&self) {
+        let (full, ok) = (DirState::Full as u8, DirState::Ok as u8);
+        let changed = self.health.compare_exchange(full, ok, Relaxed, Relaxed);
+        if changed.is_ok() {
+            tracing::info!(dir = %self.path.display(), "the file system of the cache directory has \
+                room again");
         }
     }
 

@@ -298,6 +298,31 @@ fn a_full_disk_refuses_writes_serves_reads_and_is_tried_again() {
 }
 
 #[test]
+fn a_directory_with_room_again_is_not_full_until_the_next_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = StoreConfig {
+        background: true,
+        ..config(&[(dir.path(), 16 * MIB)])
+    };
+    let (store, faults, _) = open_faulty(&config);
+    let state = || store.stats().dirs[0].state;
+    faults.say_available(Some(100 * MIB));
+    faults.add(Rule::new(Op::Write, Fault::Error(libc::ENOSPC)).on("seg-"));
+    assert!(put(&store, "a", 1).is_err());
+    faults.clear();
+    // The store's thread asks the file system five times a second.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(state(), DirState::Full);
+    faults.say_available(Some(200 * MIB));
+    let began = std::time::Instant::now();
+    while state() != DirState::Ok {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    put(&store, "a", 1).unwrap();
+}
+
+#[test]
 fn another_directory_takes_what_a_failing_one_refuses() {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let config = config(&[(a.path(), 16 * MIB), (b.path(), 16 * MIB)]);
