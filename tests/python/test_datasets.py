@@ -332,6 +332,11 @@ def test_jsonl_has_columns_and_its_lines_by_name(node, put, scratch):
     natural = client.open(f"scratch/{scratch}/e/", url=node.url)
     assert natural.schema["u"] == "UInt64"
     assert [r["u"] for r in natural] == [1, 0, 2, 2**64 - 1]
+    put("f/a.jsonl", b'{"u": [1], "o": {"h": 7, "i": -1}}\n')
+    put("f/b.jsonl", b'{"u": [18446744073709551615], "o": {"h": 9223372036854775808, "i": 2}}\n')
+    deep = list(client.open(f"scratch/{scratch}/f/", url=node.url))
+    assert [list(r["u"]) for r in deep] == [[1], [2**64 - 1]]
+    assert [r["o"] for r in deep] == [{"h": 7, "i": -1}, {"h": 2**63, "i": 2}]
     put("d/d.jsonl", b'{"o": {"c": 1, "n": 2}}\n{"o": {"c": "x"}}\n')
     nested = client.open(f"scratch/{scratch}/d/", url=node.url)
     again = client.open(f"scratch/{scratch}/d/", schema=nested.schema, url=node.url)

@@ -18,8 +18,9 @@ const TYPED_DEPTH_MAX: usize = 16;
 /// JSON.
 const OBJECT_FIELDS_MAX: usize = 256;
 
-/// In the metadata of a file's column of integers: none is below 0, so the column of another file
-/// may make them unsigned.
+/// In the metadata of a file's column: which of its integers, among those of lists and objects in it, are
+/// never below 0 (`1`) and which are (`0`), in the order of their fields. The column of another file may
+/// make the former unsigned. (Not in the metadata of inner fields, which are part of a type.)
 const NATURAL: &str = "forebay:natural";
 
 /// What the values of a column are.
@@ -125,9 +126,13 @@ impl Columns {
     pub fn noted(&self) -> Fields {
         self.fields
             .iter()
-            .map(|(name, kind)| match kind {
-                Kind::Natural => kind.field(name).with_metadata([(NATURAL, "")]),
-                kind => kind.field(name),
+            .map(|(name, kind)| {
+                let mut naturals = String::new();
+                kind.note(&mut naturals);
+                match naturals.contains('1') {
+                    true => kind.field(name).with_metadata([(NATURAL, naturals)]),
+                    false => kind.field(name),
+                }
             })
             .collect()
     }
@@ -137,7 +142,16 @@ impl Columns {
         let mut columns = Self::default();
         for field in fields {
             let at = columns.field(field.name(), usize::MAX);
-            columns.fields[at].1 = Kind::of(field);
+            let mut kind = Kind::of(field);
+            if let Some(naturals) = field.metadata().get(NATURAL) {
+                // Indexes of earlier releases have it empty, and of columns that are integers alone.
+                let naturals = match naturals.is_empty() {
+                    true => "1",
+                    false => naturals.as_str(),
+                };
+                kind.take_note(&mut naturals.bytes());
+            }
+            columns.fields[at].1 = kind;
         }
         columns
     }
@@ -249,6 +263,30 @@ impl Kind {
         }
     }
 
+    /// Says of each integer in it whether it may be below 0 ([`NATURAL`]).
+    fn note(&self, out: &mut String) {
+        match self {
+            Kind::Natural => out.push('1'),
+            Kind::Integer => out.push('0'),
+            Kind::List(items) => items.note(out),
+            Kind::Object(columns) => columns.fields.iter().for_each(|(_, kind)| kind.note(out)),
+            _ => {}
+        }
+    }
+
+    /// Takes over what [`Kind::note`] said of it.
+    fn take_note(&mut self, naturals: &mut std::str::Bytes<'_>) {
+        match self {
+            Kind::Integer if naturals.next() == Some(b'1') => *self = Kind::Natural,
+            Kind::List(items) => items.take_note(naturals),
+            Kind::Object(columns) => columns
+                .fields
+                .iter_mut()
+                .for_each(|(_, kind)| kind.take_note(naturals)),
+            _ => {}
+        }
+    }
+
     /// As a column.
     fn field(&self, name: &str) -> Field {
         let of = |ty| Field::new(name, ty, true);
@@ -269,7 +307,6 @@ impl Kind {
         match field.data_type() {
             DataType::Null => Kind::Null,
             DataType::Boolean => Kind::Bool,
-            DataType::Int64 if field.metadata().contains_key(NATURAL) => Kind::Natural,
             DataType::Int64 => Kind::Integer,
             DataType::UInt64 => Kind::Unsigned,
             DataType::Float64 => Kind::Float,
@@ -297,6 +334,58 @@ mod tests {
         });
         let schemas: Vec<_> = schemas.collect();
         Columns::common(schemas.iter()).fields()[0].as_ref().clone()
+    }
+
+    #[test]
+    fn integers_in_lists_and_objects_have_a_type_that_holds_those_of_all_files() {
+        let large = "9223372036854775808";
+        let field = |name: &str, ty| Field::new(name, ty, true);
+        let list = |item| DataType::List(Arc::new(item));
+        let json = |name: &str| json_field(field(name, DataType::Utf8));
+        let objects = |fields: Vec<Field>| field("a", DataType::Struct(fields.into()));
+        let lists = |item: Field| field("a", list(item));
+        let (unsigned, signed) = (DataType::UInt64, DataType::Int64);
+        for (one, other, expected) in [
+            (
+                "[1, 2]",
+                "[9223372036854775808]",
+                lists(field("item", unsigned.clone())),
+            ),
+            ("[1, -2]", "[9223372036854775808]", lists(json("item"))),
+            ("[1, -2]", "[3]", lists(field("item", signed.clone()))),
+            (
+                r#"{"x": -1, "y": [{"z": 1, "w": "t"}]}"#,
+                r#"{"y": [{"w": "u", "z": 9223372036854775808}], "x": 2}"#,
+                objects(vec![
+                    field("x", signed.clone()),
+                    field(
+                        "y",
+                        list(field(
+                            "item",
+                            DataType::Struct(
+                                vec![field("z", unsigned), field("w", DataType::Utf8)].into(),
+                            ),
+                        )),
+                    ),
+                ]),
+            ),
+            (
+                r#"{"x": 1, "y": -1}"#,
+                r#"{"x": 9223372036854775808, "y": 9223372036854775808}"#,
+                objects(vec![field("x", DataType::UInt64), json("y")]),
+            ),
+        ] {
+            assert_eq!(common(&[&[one], &[other]]), expected, "{one}, {other}");
+        }
+        // As an earlier release noted it.
+        let noted = field("a", signed).with_metadata([(NATURAL, "")]);
+        let mut columns = Columns::default();
+        columns
+            .learn(format!("{{\"a\": {large}}}").as_bytes())
+            .unwrap();
+        let schemas = [Schema::new(vec![noted]), Schema::new(columns.noted())];
+        let common = Columns::common(schemas.iter()).fields();
+        assert_eq!(*common[0].data_type(), DataType::UInt64);
     }
 
     #[test]

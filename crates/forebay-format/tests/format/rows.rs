@@ -1466,7 +1466,10 @@ fn fields_of_json_lines_are_columns_of_the_types_that_all_lines_have() {
                 "{}: {}{}",
                 f.name(),
                 f.data_type(),
-                if f.metadata().is_empty() { "" } else { " json" }
+                match f.metadata().contains_key("ARROW:extension:name") {
+                    true => " json",
+                    false => "",
+                }
             )
         })
         .collect();
