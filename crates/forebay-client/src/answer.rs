@@ -40,20 +40,19 @@ pub struct Answer {
     resume: Option<Box<Resume>>,
 }
 
-/// How the body of an object goes on at another node.
-struct Resume {
-    client: Client,
-    call: Call,
+/// What is left of the body of an object: who has the same version can send it.
+#[derive(Clone, Debug)]
+pub struct Rest {
     etag: String,
     /// The bytes of the object that have not arrived.
     next: u64,
     end: u64,
-    /// How often it may be tried without a byte in between.
-    left: usize,
 }
 
-impl Resume {
-    fn of(client: &Client, call: &Call, answer: &Answer) -> Option<Box<Resume>> {
+impl Rest {
+    /// All of the body of an answer to a GET. `None` if the answer does not say which bytes of
+    /// which version it has.
+    pub fn of(answer: &Answer) -> Option<Rest> {
         let length = answer.length()?;
         let next = match answer.status {
             StatusCode::OK => 0,
@@ -62,14 +61,61 @@ impl Resume {
         };
         // Only the same version may follow.
         let etag = answer.header("etag").filter(|tag| !tag.starts_with("W/"))?;
+        Some(Rest {
+            etag: etag.to_owned(),
+            next,
+            end: next.checked_add(length)?,
+        })
+    }
+
+    /// So many bytes more have arrived.
+    pub fn advance(&mut self, bytes: usize) {
+        self.next += bytes as u64;
+    }
+
+    /// Whether nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.next >= self.end
+    }
+
+    /// The request for what is left, made from that for the body.
+    pub fn call(&self, whole: &Call) -> Call {
+        let mut call = whole.clone();
+        call.headers
+            .retain(|(name, _)| name != header::RANGE && name != header::IF_MATCH);
+        let range = format!("bytes={}-{}", self.next, self.end.saturating_sub(1));
+        call.header(header::RANGE, range)
+            .header(header::IF_MATCH, &self.etag)
+    }
+
+    /// Whether an answer to that request has what is left. Who ignores its headers sends something
+    /// else.
+    pub fn is_in(&self, answer: &Answer) -> bool {
+        answer.status == StatusCode::PARTIAL_CONTENT
+            && answer.begin() == Some(self.next)
+            && answer.length() == Some(self.end - self.next)
+            && answer.header("etag") == Some(&self.etag)
+    }
+}
+
+/// How the body of an object goes on at another node.
+struct Resume {
+    client: Client,
+    call: Call,
+    rest: Rest,
+    /// How often it may be tried without a byte in between.
+    left: usize,
+}
+
+impl Resume {
+    fn of(client: &Client, call: &Call, answer: &Answer) -> Option<Box<Resume>> {
+        let rest = Rest::of(answer)?;
         let is_read = call.method == Method::GET && call.body.is_empty();
         is_read.then(|| {
             Box::new(Resume {
                 client: client.clone(),
                 call: call.clone(),
-                etag: etag.to_owned(),
-                next,
-                end: next + length,
+                rest,
                 left: client.count(),
             })
         })
@@ -77,17 +123,10 @@ impl Resume {
 
     /// An answer with what is left, if another node has it.
     fn rest(&mut self) -> BoxFuture<'_, Option<Answer>> {
-        let mut call = self.call.clone();
-        call.headers.retain(|(name, _)| name != header::RANGE);
-        let range = format!("bytes={}-{}", self.next, self.end.saturating_sub(1));
-        let call = call.header(header::RANGE, range);
+        let call = self.rest.call(&self.call);
         Box::pin(async move {
             let answer = self.client.call(&call).await.ok()?;
-            let same = answer.status == StatusCode::PARTIAL_CONTENT
-                && answer.begin() == Some(self.next)
-                && answer.length() == Some(self.end - self.next)
-                && answer.header("etag") == Some(&self.etag);
-            same.then_some(answer)
+            self.rest.is_in(&answer).then_some(answer)
         })
     }
 }
@@ -146,7 +185,7 @@ impl Answer {
             let failure = match self.piece_here().await {
                 Ok(Some(piece)) => {
                     if let Some(resume) = &mut self.resume {
-                        resume.next += piece.len() as u64;
+                        resume.rest.advance(piece.len());
                         resume.left = resume.client.count();
                     }
                     return Ok(Some(piece));

@@ -7,7 +7,8 @@
 //! - `owners.rs`: [`Owners`], whom to ask for which entry of a batch where the nodes are a cluster.
 //!   `merged.rs`: [`Merged`], what they answer, as one archive.
 //! - `dial.rs`: a connection over TCP, TLS or a Unix socket.
-//! - `answer.rs`: [`Answer`], a success whose body is read piece by piece or by [`Lines`].
+//! - `answer.rs`: [`Answer`], a success whose body is read piece by piece or by [`Lines`], and
+//!   [`Rest`], what is left of one that breaks off.
 //! - `borrowed.rs`: [`Borrowed`], a file that a node on this machine lends.
 //! - [`archive`]: the tar that a batch comes in.
 //! - `failure.rs`: [`Failure`], how a call can fail: each caller turns it into its own errors, with
@@ -33,7 +34,7 @@ mod nodes;
 mod owners;
 pub mod stream;
 
-pub use answer::{Answer, Lines};
+pub use answer::{Answer, Lines, Rest};
 pub use borrowed::Borrowed;
 pub use client::{Call, Client, Settings, StartNode, Timeouts, object_path};
 pub use dial::Io;

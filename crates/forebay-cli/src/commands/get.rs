@@ -1,7 +1,10 @@
 //! `forebay get`: an object, a range of it, or a member of an archive, to a file or stdout.
 //!
-//! Invariant: the file appears complete or not at all. The bytes go to a temporary file beside it,
-//! which takes the file's name only if their number is the length that the node announced.
+//! A transfer that breaks off goes on where it stopped. The node may be started again meanwhile.
+//!
+//! Invariant: the file appears complete or not at all, and all of it is of one version. The bytes
+//! go to a temporary file beside it, which takes the file's name only if their number is the length
+//! that the node announced; and what follows a break is asked for with `If-Match`.
 
 use crate::{
     cli::Common,
@@ -10,7 +13,8 @@ use crate::{
     progress::Progress,
     target,
 };
-use forebay_client::{Answer, Call, Client, object_path};
+use bytes::Bytes;
+use forebay_client::{Answer, Call, Client, Rest, object_path};
 use forebay_core::{ByteRange, Error, ErrorKind, ObjectName, units::format_bytes};
 use forebay_protocol::path::encode;
 use http::{Method, header};
@@ -28,7 +32,9 @@ Examples:
   forebay get data/train/shard-000000.tar --member 000123.jpg -
   forebay get data/big.bin --range 0-1023 head.bin
 
-The file appears whole or not at all: a transfer that breaks off leaves nothing behind.
+If the transfer of an object breaks off, it goes on where it stopped, until nothing has come for a
+minute. It fails if the object is replaced meanwhile. (Members of archives are not continued.)
+The file appears whole or not at all: a transfer that fails leaves nothing behind.
 JSON: {\"object\", \"member\", \"range\", \"file\", \"bytes\", \"etag\", \"cache\", \"seconds\"}")]
 pub struct Args {
     /// The object, as bucket/key
@@ -57,8 +63,8 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     }
     let client = super::near_client(common)?;
     let began = Instant::now();
-    let answer = ask(&client, &object, args.member.as_deref(), range).await?;
-    let facts = Facts::of(&answer);
+    let body = Body::begin(&client, &object, args.member.as_deref(), range).await?;
+    let facts = Facts::of(&body.answer);
     let name = args
         .member
         .as_deref()
@@ -69,11 +75,11 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
         .to_owned();
     if to_stdout {
         let mut stdout = std_stream(std::io::stdout()).map_err(stdout_failure)?;
-        receive(answer, facts.length, &name, &mut stdout, stdout_failure).await?;
+        receive(body, facts.length, &name, &mut stdout, stdout_failure).await?;
         return Ok(());
     }
     let path = destination(args.file, &name);
-    let bytes = to_file(answer, facts.length, &name, &path).await?;
+    let bytes = to_file(body, facts.length, &name, &path).await?;
     let seconds = began.elapsed().as_secs_f64();
     let mut out = Out::new(common.json);
     if out.json {
@@ -102,30 +108,148 @@ fn parse_range(text: &str) -> Outcome<ByteRange> {
     }
 }
 
-async fn ask(
-    client: &Client,
-    object: &ObjectName,
-    member: Option<&str>,
-    range: Option<ByteRange>,
-) -> Outcome<Answer> {
-    let mut path = object_path(object.bucket(), object.key());
-    let mut what = object.to_string();
-    if let Some(member) = member {
-        path.push_str(&format!("?archpath={}", encode(member)));
-        what = format!("{what}: member {member}");
+/// What is asked for.
+struct Wanted<'a> {
+    client: &'a Client,
+    object: &'a ObjectName,
+    member: Option<&'a str>,
+}
+
+impl Wanted<'_> {
+    /// What errors call it.
+    fn name(&self) -> String {
+        match self.member {
+            Some(member) => format!("{}: member {member}", self.object),
+            None => self.object.to_string(),
+        }
     }
-    let mut call = Call::new(Method::GET, path);
-    if let Some(range) = range {
-        call = call.header(header::RANGE, format!("bytes={range}"));
+
+    fn call(&self, range: Option<ByteRange>) -> Call {
+        let mut path = object_path(self.object.bucket(), self.object.key());
+        if let Some(member) = self.member {
+            path.push_str(&format!("?archpath={}", encode(member)));
+        }
+        let call = Call::new(Method::GET, path);
+        match range {
+            Some(range) => call.header(header::RANGE, format!("bytes={range}")),
+            None => call,
+        }
     }
-    let answer = client.call(&call).await;
-    let answer = answer.map_err(|f| Failure::of_call(of_member(f, object, member), &what))?;
-    if range.is_some() && answer.status != http::StatusCode::PARTIAL_CONTENT {
-        return Err(Error::corrupt(format!("the range was ignored: {what}"))
-            .hint("if there is a proxy in between, ask the node itself")
-            .into());
+
+    async fn ask(&self, call: &Call) -> Outcome<Answer> {
+        let answer = self.client.call(call).await.map_err(|failure| {
+            Failure::of_call(of_member(failure, self.object, self.member), &self.name())
+        })?;
+        let is_part = call.headers.iter().any(|(name, _)| name == header::RANGE);
+        if is_part && answer.status != http::StatusCode::PARTIAL_CONTENT {
+            return Err(
+                Error::corrupt(format!("the range was ignored: {}", self.name()))
+                    .hint("if there is a proxy in between, ask the node itself")
+                    .into(),
+            );
+        }
+        Ok(answer)
     }
-    Ok(answer)
+}
+
+/// What is received: the body of an answer, and what continues it if it breaks off.
+struct Body<'a> {
+    wanted: Wanted<'a>,
+    call: Call,
+    answer: Answer,
+    /// `None`: nothing shows what would continue it, as with members.
+    rest: Option<Rest>,
+    /// When it broke off, if nothing has come since.
+    broke: Option<Instant>,
+}
+
+impl<'a> Body<'a> {
+    async fn begin(
+        client: &'a Client,
+        object: &'a ObjectName,
+        member: Option<&'a str>,
+        range: Option<ByteRange>,
+    ) -> Outcome<Self> {
+        let wanted = Wanted {
+            client,
+            object,
+            member,
+        };
+        let call = wanted.call(range);
+        let answer = wanted.ask(&call).await?;
+        Ok(Body {
+            rest: Rest::of(&answer),
+            wanted,
+            call,
+            answer,
+            broke: None,
+        })
+    }
+
+    /// The next piece; `None` at the end.
+    async fn piece(&mut self) -> Outcome<Option<Bytes>> {
+        loop {
+            match self.answer.piece().await {
+                Ok(Some(piece)) => {
+                    if let Some(rest) = &mut self.rest {
+                        rest.advance(piece.len());
+                    }
+                    self.broke = None;
+                    return Ok(Some(piece));
+                }
+                Ok(None) => return Ok(None),
+                Err(failure) => self.go_on(failure.into()).await?,
+            }
+        }
+    }
+
+    /// Asks for what is left: at once if something has come since the last break, and then again
+    /// and again while the node may be back.
+    async fn go_on(&mut self, mut failure: Failure) -> Outcome {
+        let Some(rest) = self.rest.as_ref().filter(|rest| !rest.is_empty()) else {
+            return Err(failure);
+        };
+        let call = rest.call(&self.call);
+        loop {
+            let was_asked = self.broke.is_some();
+            let broke = *self.broke.get_or_insert_with(Instant::now);
+            if !super::may_be_back(&failure, broke) {
+                return Err(match failure {
+                    Failure::Failed(e) if was_asked => e.context("the rest did not come").into(),
+                    failure => failure,
+                });
+            }
+            if was_asked {
+                tokio::time::sleep(super::LOOK_EVERY).await;
+            }
+            failure = match self.wanted.ask(&call).await {
+                Ok(answer) if rest.is_in(&answer) => {
+                    self.answer = answer;
+                    return Ok(());
+                }
+                Ok(_) => return Err(changed(&self.wanted.name()).into()),
+                Err(Failure::Failed(e)) if is_of_change(&e) => {
+                    return Err(changed(&self.wanted.name()).caused_by(e).into());
+                }
+                Err(failure) => failure,
+            };
+        }
+    }
+}
+
+/// Whether it says that there is another version than the one that was asked for.
+fn is_of_change(e: &Error) -> bool {
+    matches!(
+        e.kind(),
+        ErrorKind::PreconditionFailed | ErrorKind::VersionChanged
+    )
+}
+
+fn changed(what: &str) -> Error {
+    Error::version_changed(format!(
+        "it was replaced or removed while it was fetched: {what}"
+    ))
+    .hint("run the command again to get what is there now")
 }
 
 /// Says how to find the members of the archive, where what is not there may be one of them.
@@ -178,7 +302,7 @@ fn destination(file: Option<PathBuf>, name: &str) -> PathBuf {
     }
 }
 
-async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -> Outcome<u64> {
+async fn to_file(body: Body<'_>, length: Option<u64>, name: &str, path: &Path) -> Outcome<u64> {
     let failed = |e| Failure::Failed(Error::file("cannot write", path, e));
     // A device or a pipe is written to directly.
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
@@ -187,7 +311,7 @@ async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -
             .open(path)
             .await
             .map_err(failed)?;
-        return receive(answer, length, name, &mut file, failed).await;
+        return receive(body, length, name, &mut file, failed).await;
     }
     let dir = path
         .parent()
@@ -202,7 +326,7 @@ async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -
         .tempfile_in(dir)
         .map_err(failed)?;
     let mut file = tokio::fs::File::from_std(temp.reopen().map_err(failed)?);
-    let bytes = receive(answer, length, name, &mut file, failed).await?;
+    let bytes = receive(body, length, name, &mut file, failed).await?;
     if existing.is_some() {
         temp.as_file()
             .set_permissions(std::fs::Permissions::from_mode(mode))
@@ -212,9 +336,9 @@ async fn to_file(answer: Answer, length: Option<u64>, name: &str, path: &Path) -
     Ok(bytes)
 }
 
-/// Copies the answer's body and counts its bytes; `failed` turns a failed write into an error.
+/// Copies the body and counts its bytes; `failed` turns a failed write into an error.
 async fn receive(
-    mut answer: Answer,
+    mut body: Body<'_>,
     length: Option<u64>,
     name: &str,
     to: &mut (impl AsyncWrite + Unpin),
@@ -222,7 +346,7 @@ async fn receive(
 ) -> Outcome<u64> {
     let mut progress = Progress::bytes(name, length);
     let mut bytes = 0;
-    while let Some(piece) = answer.piece().await? {
+    while let Some(piece) = body.piece().await? {
         to.write_all(&piece).await.map_err(&failed)?;
         bytes += piece.len() as u64;
         progress.advance(piece.len() as u64);

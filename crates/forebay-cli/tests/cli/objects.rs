@@ -2,8 +2,10 @@
 
 use super::support::{BUCKET, Node, bytes, forebay, names};
 use std::{
-    io::Write,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
     process::{Command, Stdio},
+    sync::{Arc, Mutex},
 };
 
 #[test]
@@ -178,7 +180,7 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
     let at = listener.local_addr().unwrap().to_string();
     let server = std::thread::spawn(move || {
         // The first request asks for the node's info, the second for the object; each is answered
-        // on its own connection.
+        // on its own connection. Without an ETag, nothing shows what would continue the answer.
         for answer in [
             "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
             "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nonly this",
@@ -201,6 +203,130 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
         "{:?}",
         names(&node.path("to"))
     );
+}
+
+/// Stands before a node, and keeps the heads of the requests for objects. Of the answer to the nth
+/// of them it passes on only `cuts[n]` bytes; those of further ones pass whole. `before` is called
+/// with the number of each.
+fn cutting(
+    node: &Node,
+    cuts: &'static [u64],
+    before: impl Fn(usize) + Send + 'static,
+) -> (String, Arc<Mutex<Vec<String>>>) {
+    let to = node.url.strip_prefix("http://").unwrap().to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let heads = Arc::new(Mutex::new(Vec::new()));
+    let asked = heads.clone();
+    std::thread::spawn(move || {
+        loop {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let head = String::from_utf8(head).unwrap();
+            // Or the command would find the node's socket, and go there.
+            if head.contains("/v1/forebay/info") {
+                let none =
+                    "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                stream.write_all(none.as_bytes()).unwrap();
+                continue;
+            }
+            let number = asked.lock().unwrap().len();
+            before(number);
+            let once = head.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+            asked.lock().unwrap().push(head);
+            let mut node = TcpStream::connect(&to).unwrap();
+            node.write_all(once.as_bytes()).unwrap();
+            let most = cuts.get(number).copied().unwrap_or(u64::MAX);
+            let _ = std::io::copy(&mut node.take(most), &mut stream);
+        }
+    });
+    (at, heads)
+}
+
+#[test]
+fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
+    let node = Node::start();
+    let content = bytes(3 << 20);
+    node.seed("x", &content);
+    // The second time before there is an answer.
+    let (at, heads) = cutting(&node, &[1 << 20, 0, 1 << 20], |_| {});
+    let told = node.run(&["get", "data/x", "--node", &at, "--json"]).ok();
+    let told = told.json();
+    assert_eq!(told["bytes"], 3 << 20);
+    assert!(std::fs::read(node.path("x")).unwrap() == content);
+    let heads = heads.lock().unwrap();
+    let field = |head: &str, name: &str| {
+        let value = head.lines().find_map(|line| line.strip_prefix(name));
+        value.map(|value| value.trim().to_owned())
+    };
+    let ranges: Vec<_> = heads.iter().map(|head| field(head, "range:")).collect();
+    let firsts: Vec<u64> = ranges
+        .iter()
+        .flatten()
+        .map(|range| {
+            let first = range.strip_prefix("bytes=").unwrap();
+            let first = first.strip_suffix("-3145727").unwrap();
+            first.parse().unwrap()
+        })
+        .collect();
+    assert!(ranges.len() == 4 && ranges[0].is_none(), "{ranges:?}");
+    assert!(
+        firsts[0] > 0 && firsts[0] == firsts[1] && firsts[1] < firsts[2],
+        "{firsts:?}"
+    );
+    for head in &heads[1..] {
+        assert_eq!(field(head, "if-match:").as_deref(), told["etag"].as_str());
+    }
+    // A part of it, and to stdout.
+    let (at, _) = cutting(&node, &[1 << 20], |_| {});
+    node.run(&[
+        "get", "data/x", "part", "--range", "-2000000", "--node", &at,
+    ])
+    .ok();
+    let last = &content[content.len() - 2_000_000..];
+    assert!(std::fs::read(node.path("part")).unwrap() == last);
+    let (at, _) = cutting(&node, &[1 << 20, 1 << 20], |_| {});
+    let output = node
+        .command(&["get", "data/x", "-", "--node", &at])
+        .output()
+        .unwrap();
+    assert!(output.status.success() && output.stdout == content);
+}
+
+#[test]
+fn an_object_that_is_replaced_while_it_is_fetched_replaces_no_file() {
+    let node = Node::start_with(&["--freshness", "always"]);
+    node.seed("x", &bytes(3 << 20));
+    std::fs::create_dir(node.path("to")).unwrap();
+    std::fs::write(node.path("to/x"), b"as it was").unwrap();
+    let (object, other) = (node.origin_path("x"), bytes(4 << 20));
+    let (at, _) = cutting(&node, &[1 << 20], move |number| {
+        if number == 1 {
+            std::fs::write(&object, &other).unwrap();
+        }
+    });
+    let told = node
+        .run(&["get", "data/x", "to/x", "--node", &at, "--json"])
+        .fails(1);
+    let error: serde_json::Value = serde_json::from_str(&told.err).unwrap();
+    assert_eq!(error["error"]["code"], "version_changed", "{error}");
+    assert_eq!(names(&node.path("to")), ["x"]);
+    assert_eq!(std::fs::read(node.path("to/x")).unwrap(), b"as it was");
+    // Nor does one that is removed.
+    let object = node.origin_path("x");
+    let (at, _) = cutting(&node, &[1 << 20], move |number| {
+        if number == 1 {
+            std::fs::remove_file(&object).unwrap();
+        }
+    });
+    node.run(&["get", "data/x", "to/x", "--node", &at]).fails(1);
+    assert_eq!(names(&node.path("to")), ["x"]);
+    assert_eq!(std::fs::read(node.path("to/x")).unwrap(), b"as it was");
 }
 
 #[test]

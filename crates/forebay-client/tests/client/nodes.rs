@@ -385,6 +385,12 @@ async fn the_body_of_an_object_goes_on_at_another_node() {
         ranges,
         [vec![None], range("bytes=5-35"), range("bytes=12-35")]
     );
+    for node in &nodes[1..] {
+        assert_eq!(
+            field(&node.heads.lock().unwrap()[0], "if-match"),
+            Some("\"v1\"")
+        );
+    }
     // Not with another version.
     let (a, b) = (
         Node::start(Does::Cut(5)).await,
