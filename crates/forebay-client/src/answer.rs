@@ -7,7 +7,7 @@ use crate::{
     nodes::Nodes,
 };
 use bytes::Bytes;
-use forebay_core::Error;
+use forebay_core::{Error, is_etag_of_size_alone};
 use forebay_protocol::REQUEST_ID_HEADER;
 use futures::future::BoxFuture;
 use http::{HeaderMap, Method, StatusCode, header};
@@ -60,7 +60,10 @@ impl Rest {
             _ => return None,
         };
         // Only the same version may follow.
-        let etag = answer.header("etag").filter(|tag| !tag.starts_with("W/"))?;
+        let etag = answer.header("etag")?;
+        if etag.starts_with("W/") || is_etag_of_size_alone(etag) {
+            return None;
+        }
         Some(Rest {
             etag: etag.to_owned(),
             next,

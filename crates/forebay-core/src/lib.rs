@@ -27,6 +27,6 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Error, ErrorKind, Result};
 pub use format::Format;
 pub use histogram::{Histogram, HistogramSnapshot};
-pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId, made_etag};
+pub use meta::{Attributes, CacheStatus, ObjectMeta, VersionId, is_etag_of_size_alone, made_etag};
 pub use name::ObjectName;
 pub use range::ByteRange;

@@ -57,6 +57,12 @@ pub fn made_etag(size: u64, last_modified_ms: i64) -> String {
     format!("\"fb-{size:x}-{:x}\"", last_modified_ms.div_euclid(1000))
 }
 
+/// Whether an ETag was [made](made_etag) where there is no time of modification either: two
+/// versions of one size have the same.
+pub fn is_etag_of_size_alone(etag: &str) -> bool {
+    etag.starts_with("\"fb-") && etag.ends_with("-0\"")
+}
+
 impl ObjectMeta {
     /// The ETag that clients see.
     pub fn shown_etag(&self) -> Cow<'_, str> {
@@ -156,5 +162,17 @@ mod tests {
             m(Some("\"b\""), 1, 0).version()
         );
         assert_ne!(m(None, 1, 0).version(), m(None, 1, 1).version());
+    }
+
+    #[test]
+    fn an_etag_that_is_made_without_a_date_is_known() {
+        assert!(is_etag_of_size_alone(&made_etag(36, 0)));
+        for tells in [
+            made_etag(36, 1_000),
+            made_etag(36, 16_000),
+            "\"a-0\"".to_owned(),
+        ] {
+            assert!(!is_etag_of_size_alone(&tells), "{tells}");
+        }
     }
 }

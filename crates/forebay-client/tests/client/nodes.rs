@@ -399,6 +399,14 @@ async fn the_body_of_an_object_goes_on_at_another_node() {
     *b.etag.lock().unwrap() = "\"v2\"";
     let cut = body(&self::client(&[&a.url(), &b.url()]), &get()).await;
     assert!(matches!(cut, Err(Failure::Truncated { .. })), "{cut:?}");
+    // Nor if nothing tells versions apart.
+    for node in [&a, &b] {
+        *node.etag.lock().unwrap() = "\"fb-24-0\"";
+    }
+    let asked = b.asked();
+    let cut = body(&self::client(&[&a.url(), &b.url()]), &get()).await;
+    assert!(matches!(cut, Err(Failure::Truncated { .. })), "{cut:?}");
+    assert_eq!(b.asked(), asked);
     // The answer to a question without a version is asked for anew, by those who can.
     let ask = || async {
         let call = Call::new(Method::POST, "/q").repeatable();
