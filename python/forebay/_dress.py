@@ -84,6 +84,10 @@ class Dressed:
     def node_seconds(self) -> dict[str, float]:
         return dict(getattr(self._part, "node_seconds", {}))
 
+    @property
+    def node_bytes(self) -> dict[str, int]:
+        return dict(getattr(self._part, "node_bytes", {}))
+
     def columns_by_name(self) -> dict[str, _arrow.Column]:
         """The columns by their names here."""
         if self._dressing.casts:

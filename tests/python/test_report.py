@@ -63,6 +63,16 @@ def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
     assert report["shuffle"]["points"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_columns_that_are_renamed_or_cast_come_from_somewhere(ds, stream):
+    for changed in (ds.rename({"id": "number"}), ds.cast({"id": "int32"})):
+        loader = changed.loader(batch_size=10, stream=stream)
+        list(loader)
+        report = loader.report(order=False).json()
+        assert sum(report["run"]["sources"].values()) > 0
+        assert not [text for text in report["absent"] if "bytes by source" in text]
+
+
 def test_a_report_of_packs_has_the_epochs_of_its_batches(ds):
     loader = ds.loader(
         2, pack=forebay.Pack(8, column="text", tokenize=lambda text: [*text.encode()])
