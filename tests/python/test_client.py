@@ -43,6 +43,19 @@ def test_names_are_written_in_several_ways(client, objects):
             client.get(bad)
 
 
+def test_a_name_that_is_not_unicode_is_told_as_such(client):
+    # As os.fsdecode has the names of files that are not UTF-8.
+    bad = os.fsdecode(b"train/caf\xe9.jpg")
+    for name in (bad, ("train", bad), (bad, "one")):
+        for ask in (client.get, client.head, client.exists, client.delete):
+            with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+                ask(name)
+    with pytest.raises(TypeError, match="both str"):
+        client.get(("train", 1))
+    with pytest.raises(TypeError, match="not int"):
+        client.get(1)
+
+
 @pytest.mark.parametrize(
     ("start", "length", "expect"),
     [

@@ -4,7 +4,11 @@ use crate::{
     failure::{Failure, Result},
     request::split_name,
 };
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyTuple};
+use pyo3::{
+    exceptions::PyTypeError,
+    prelude::*,
+    types::{PyString, PyTuple},
+};
 
 /// A bucket and a key.
 #[derive(Clone, Debug)]
@@ -17,12 +21,19 @@ impl Name {
     /// `"bucket/key"`, `"s3://bucket/key"`, `(bucket, key)`, or a key with `bucket`.
     pub fn from_py(name: &Bound<'_, PyAny>, bucket: Option<&str>) -> PyResult<Name> {
         if let Ok(pair) = name.cast::<PyTuple>() {
-            let (bucket, key): (String, String) = pair.extract().map_err(|_| {
+            let (bucket, key): (String, String) = pair.extract().map_err(|e: PyErr| {
+                if pair.len() == 2 && pair.iter().all(|part| part.is_instance_of::<PyString>()) {
+                    // It is not Unicode, as names of files may be: the error says which character.
+                    return e;
+                }
                 PyTypeError::new_err("a tuple that names an object is (bucket, key), both str")
             })?;
             return Ok(Name { bucket, key }.checked()?);
         }
-        let text: std::borrow::Cow<'_, str> = name.extract().map_err(|_| {
+        let text: std::borrow::Cow<'_, str> = name.extract().map_err(|e: PyErr| {
+            if name.is_instance_of::<PyString>() {
+                return e;
+            }
             PyTypeError::new_err(format!(
                 "a name is a str or (bucket, key), not {}",
                 type_name(name)
