@@ -110,6 +110,11 @@ def source_names(given: Any) -> list[str]:
             f" or manifest:bucket/key; not {given!r}"
         )
     for name in found:
+        if not is_unicode(name):
+            raise InvalidRequest(
+                f"source {name!r} is not Unicode",
+                hint="names of objects are UTF-8: rename the file",
+            )
         is_pattern = name.endswith("/") and not name.startswith("manifest:")
         if is_pattern and WILDCARD.search(name):
             raise InvalidRequest(

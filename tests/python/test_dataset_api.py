@@ -272,6 +272,10 @@ def test_what_open_asks_for(node):
         for opens in (forebay.open, forebay.open_shards):
             with pytest.raises(TypeError, match="source must be a str or a list of str"):
                 opens(wrong, client=client)
+    for opens in (forebay.open, forebay.open_shards):
+        # As os.fsdecode has the name of a file that is not UTF-8.
+        with pytest.raises(forebay.InvalidRequest, match=r"'b/caf\\udce9/' is not Unicode"):
+            opens(["b/y", "b/caf\udce9/"], client=client)
     for wrong, say in (
         (
             "hf://datasets/lab/x/*.parquet",
