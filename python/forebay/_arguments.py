@@ -5,6 +5,7 @@ numbers may be; and how columns differ that have to be the same.
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import os
 import re
@@ -48,6 +49,19 @@ def whole_number(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
+
+
+def seconds(value: Any) -> float | None:
+    """A finite number of at least 0 as a ``float``, also one of NumPy or a tensor without
+    dimensions; None for whatever else is none.
+    """
+    if isinstance(value, (str, bytes, bytearray)) or getattr(value, "ndim", 0) != 0:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < math.inf else None
 
 
 def flag(name: str, value: Any) -> bool:

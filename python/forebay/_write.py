@@ -52,6 +52,7 @@ from ._arguments import (
     flag,
     flag_or_none,
     is_unicode,
+    seconds,
     whole_number,
 )
 from ._encode import (
@@ -300,9 +301,8 @@ class Request:
                 f"name is {self.name!r}",
                 hint="letters, digits, '-', '_' and '.': names of shards begin with it",
             )
-        if self.retry_for is not None and not (
-            isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < float("inf")
-        ):
+        retry_for = seconds(self.retry_for)
+        if retry_for is None and self.retry_for is not None:
             raise InvalidRequest(f"retry_for is {self.retry_for!r}", hint="seconds, at least 0")
         order = self.order.order if isinstance(self.order, Loader) else self.order
         if not isinstance(order, Order):
@@ -340,6 +340,7 @@ class Request:
             columns=columns,
             options=options,
             index=index,
+            retry_for=retry_for,
             progress=progress,
             **numbers,
         )

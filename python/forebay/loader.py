@@ -32,6 +32,7 @@ from ._arguments import (
     flag,
     flag_or_none,
     job_name,
+    seconds,
     whole_number,
 )
 from ._decode import NOTHING, Decode, OnError, Recipe
@@ -154,6 +155,7 @@ class Options:
             progress=flag_or_none("progress", self.progress),
             seed=self._seed(),
             epochs=self._epochs(),
+            retry_for=self._retry_for(),
             columns=None if self.columns is None else column_names(self.columns),
         )
         made._check()
@@ -188,6 +190,14 @@ class Options:
                 f"epochs must be at most {EPOCHS_MAX:,}, or math.inf, not {self.epochs!r}"
             )
         return number
+
+    def _retry_for(self) -> float | None:
+        found = seconds(self.retry_for)
+        if found is None and self.retry_for is not None:
+            raise ValueError(
+                f"retry_for must be a number of seconds of at least 0, not {self.retry_for!r}"
+            )
+        return found
 
     def _check(self) -> None:
         for name in ("decode", "transform", "collate"):
@@ -227,12 +237,6 @@ class Options:
             raise ValueError('on_error must be "raise", "skip" or a function of a SampleFailed')
         if self.max_skipped is not None and self.on_error != "skip":
             raise ValueError('max_skipped= applies to on_error="skip": give both')
-        if self.retry_for is not None and not (
-            isinstance(self.retry_for, (int, float)) and 0 <= self.retry_for < math.inf
-        ):
-            raise ValueError(
-                f"retry_for must be a number of seconds of at least 0, not {self.retry_for!r}"
-            )
         if self.pin_memory and self.output != "torch" and self.collate is None:
             raise ValueError('pin_memory= applies to tensors: give output="torch"')
         if not self.stream and (self.connections or self.window_bytes or self.nodes):

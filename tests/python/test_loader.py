@@ -412,6 +412,9 @@ def test_wrong_arguments(ds, monkeypatch):
         {"batch_size": 10, "on_error": "ignore"},
         {"batch_size": 10, "max_skipped": 5},
         {"batch_size": 10, "retry_for": -1},
+        {"batch_size": 10, "retry_for": "30"},
+        {"batch_size": 10, "retry_for": math.nan},
+        {"batch_size": 10, "retry_for": np.array([1.0])},
         {"batch_size": 10, "max_total": 5},
         {"batch_size": 10, "too_long": "skip"},
         {"max_total": 5, "length": "size", "too_long": "cut"},
@@ -468,8 +471,10 @@ def test_numbers_of_libraries_are_whole_numbers(ds, number):
             world_size=n(2),
             threads=n(1),
             prefetch=n(2),
+            retry_for=n(30),
             **options,
         )
+        assert type(loader.options.retry_for) is float
         loader.load_state_dict({**loader.state_dict(), "position": n(20)})
         return ids(loader), loader.state_dict()
 

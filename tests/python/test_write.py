@@ -806,12 +806,14 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(source, scrat
         ({"writers": 1.5}, "writers"),
         ({"seed": -1}, "seed"),
         ({"retry_for": -1}, "retry_for"),
+        ({"retry_for": "1"}, "retry_for"),
     ]:
         with pytest.raises(forebay.InvalidRequest, match=message):
             source.write(out, **arguments)
     numbers = Request(out, shard_rows=np.int64(5), writers=np.int64(2), epoch=np.int64(1)).checked()
     assert numbers == Request(out, shard_rows=5, writers=2, epoch=1).checked()
     assert type(numbers.shard_rows) is int and size_of(np.int64(5)) == 5
+    assert Request(out, retry_for=np.float32(1.5)).checked().retry_for == 1.5
     mapped = source.map(len)
     for of in (mapped, mapped.skip(1), forebay.mix([source, mapped])):
         with pytest.raises(forebay.InvalidRequest, match="has a map.*as they are stored"):
