@@ -51,6 +51,11 @@ def schema_of(schemas: Sequence[Any]) -> Any:
     return pa.schema(fields, metadata=first.metadata)
 
 
+def unlike(one: Any, other: Any) -> list[str]:
+    """The columns of two schemas, in one order, that have no type in common."""
+    return [a.name for a, b in zip(one, other, strict=True) if _field(a, b) is None]
+
+
 def cast(batch: Any, schema: Any) -> Any:
     """A batch with this schema, which was made of its own one and of others."""
     if batch.schema.equals(schema, check_metadata=True):

@@ -22,7 +22,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -687,10 +687,11 @@ def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     datasets = datasets_of(
         datasets, "concatenate takes a list of datasets", "forebay.concatenate([a, b])"
     )
-    datasets = _of_one_type(datasets)
+    like = "make them alike by rename, cast or select_columns, or mix them: forebay.mix"
+    datasets = _of_one_type(datasets, like)
     _check_alike(
         datasets,
-        "make them alike by rename, cast or select_columns, or mix them: forebay.mix",
+        like,
         "open them with the same decode= and map after concatenating, or mix them: forebay.mix"
         " takes any",
     )
@@ -718,11 +719,14 @@ def interleaved(
         InvalidRequest: Their columns or what makes their samples differ, one has no rows, or one
             has too small a share.
     """
-    datasets = _of_one_type(datasets)
+    like = (
+        "make them alike by rename, cast or select_columns; a loader over the mix needs only the"
+        " columns that it reads"
+    )
+    datasets = _of_one_type(datasets, like)
     _check_alike(
         datasets,
-        "make them alike by rename, cast or select_columns; a loader over the mix needs only the"
-        " columns that it reads",
+        like,
         "a loader over the mix takes any; for numbers of rows, all have the same decode= and map",
     )
     check_rows(datasets)
@@ -803,9 +807,12 @@ def _joined(
     return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
 
 
-def _of_one_type(datasets: Sequence[Dataset[S]]) -> Sequence[Dataset[S]]:
+def _of_one_type(datasets: Sequence[Dataset[S]], hint: str) -> Sequence[Dataset[S]]:
     """The datasets with columns that hold the same values in different ways cast to one type; as
-    they are where there is none, or a type that Arrow itself does not have.
+    they are where their columns have other names, or a type that Arrow itself does not have.
+
+    Raises:
+        InvalidRequest: Columns of two of them have no type in common.
     """
     first, *others = (dataset.schema for dataset in datasets)
     columns = [name for name in first if any(s.get(name) != first[name] for s in others)]
@@ -821,7 +828,12 @@ def _of_one_type(datasets: Sequence[Dataset[S]]) -> Sequence[Dataset[S]]:
     found = [pa.record_batch(dataset._empty(columns)).schema for dataset in datasets]
     try:
         schema = _alike.schema_of(found)
-    except _alike.Differ:
+    except _alike.Differ as e:
+        # Of the two, what differs and can be alike would be cast.
+        a, b = datasets[e.first], datasets[e.other]
+        unlike = _alike.unlike(found[e.first], found[e.other])
+        if told := [name for name in unlike if a.schema[name] != b.schema[name]]:
+            raise _differ(a, b, hint, told) from None
         return datasets
     if any(_alike.is_extension(field) for field in schema):
         return datasets
@@ -836,15 +848,20 @@ def _check_alike(datasets: Sequence[Dataset[Any]], columns: str, samples: str) -
 
 def _check_pair(a: Dataset[Any], b: Dataset[Any], columns: str, samples: str) -> None:
     if list(a.schema.items()) != list(b.schema.items()):
-        raise InvalidRequest(
-            f"{a.name} and {b.name} have different columns: {differences(a.schema, b.schema)}",
-            hint=columns,
-        )
+        raise _differ(a, b, columns, {**a.schema, **b.schema})
     if (a.decode, a.maps) != (b.decode, b.maps):
         raise InvalidRequest(
             f"{a.name} and {b.name} make their samples in different ways",
             hint=samples,
         )
+
+
+def _differ(a: Dataset[Any], b: Dataset[Any], hint: str, of: Iterable[str]) -> InvalidRequest:
+    """The error for two datasets that differ in some of these columns."""
+    one, other = ({name: d.schema[name] for name in of if name in d.schema} for d in (a, b))
+    return InvalidRequest(
+        f"{a.name} and {b.name} have different columns: {differences(one, other)}", hint=hint
+    )
 
 
 def _moved(document: Document, bases: Sequence[int], pieces: int) -> Document:

@@ -1105,6 +1105,13 @@ def test_columns_that_hold_the_same_in_different_ways_are_one(tmp_path):
     assert forebay.mix(narrow, epoch_rows=6).interleaved().schema == both.schema
     with pytest.raises(forebay.InvalidRequest, match="different columns: .*'other' is Int32 there"):
         forebay.concatenate([a, b])
+    # The two that cannot be alike are named, and of their columns only those.
+    other = b.select_columns([*columns, "other"]).cast({"other": "int32"})
+    for make in (forebay.concatenate, lambda of: forebay.mix(of).interleaved()):
+        with pytest.raises(forebay.InvalidRequest) as e:
+            make([a.select_columns(other.columns), other, other.cast({"other": "string"})])
+        named = ("bk/a.parquet and bk/b.parquet have", "'other' is Int32 there and Utf8 here")
+        assert e.value.message == " different columns: ".join(named)
     made = forebay.concatenate([ds.select_columns(["json"]) for ds in (a, b)])
     assert made.schema == {"json": "Json"} and len(list(made.take(range(6)).plain())) == 6
 
