@@ -57,8 +57,8 @@ pub fn made_etag(size: u64, last_modified_ms: i64) -> String {
     format!("\"fb-{size:x}-{:x}\"", last_modified_ms.div_euclid(1000))
 }
 
-/// Whether an ETag was [made](made_etag) where there is no time of modification either: two
-/// versions of one size have the same.
+/// Whether [`made_etag`] made an ETag of the size alone, because the origin gave no time of
+/// modification: two versions of one size share it.
 pub fn is_etag_of_size_alone(etag: &str) -> bool {
     etag.starts_with("\"fb-") && etag.ends_with("-0\"")
 }

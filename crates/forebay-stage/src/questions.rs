@@ -132,7 +132,10 @@ mod tests {
         let early = questions.answer(&p, &question);
         tokio::pin!(early);
         let waited = timeout(Duration::from_millis(5), &mut early).await;
-        assert!(waited.is_err(), "there is no answer yet");
+        assert!(
+            waited.is_err(),
+            "it was answered before the origin said anything"
+        );
         tell.send(Ok(Some("x".into()))).unwrap();
         assert_eq!(early.await.unwrap().as_deref(), Some("x"));
         let late = questions.answer(&place("p"), &question).await;

@@ -203,7 +203,8 @@ impl Stages {
     /// is not here, or is damaged here, and the origin has it. It does not wait for memory.
     ///
     /// # Errors
-    /// Those of [`Stages::open_file`] and [`Stages::read`]; `Busy` if there is no memory now.
+    /// Those of [`Stages::open_file`] and [`Stages::read`]; `Busy` if the budget has no memory for the
+    /// file at this moment.
     pub async fn small_file(
         &self,
         place: &Place,
