@@ -6,29 +6,35 @@
 
 use crate::Engine;
 use forebay_core::{ObjectName, VersionId};
-use forebay_store::{Part, Wait};
+use forebay_store::{Part, Wait, WouldWait};
 use std::ops::Range;
 
 impl Engine {
-    /// Appends a range of a piece, every block of it verified; may wait for the disk. `false`, with
-    /// `out` unchanged: it is not here, shorter, or damaged.
+    /// Appends a range of a piece, every block of it verified. `false`, with `out` unchanged: it is
+    /// not here, shorter, or damaged. Whoever uses the bytes [counts them](Engine::gave_rows).
+    ///
+    /// # Errors
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
     pub fn append_rows(
         &self,
         name: &ObjectName,
         version: VersionId,
         piece: Part,
         range: Range<u64>,
+        wait: Wait,
         out: &mut Vec<u8>,
-    ) -> bool {
+    ) -> Result<bool, WouldWait> {
         let Some(store) = self.store_for(name) else {
-            return false;
+            return Ok(false);
         };
-        let bytes = range.end - range.start;
-        let found = store.append_part(name, version, piece, range, Wait::May, out) == Ok(true);
-        if found {
+        store.append_part(name, version, piece, range, wait, out)
+    }
+
+    /// Counts bytes of rows that came from here.
+    pub fn gave_rows(&self, bytes: u64) {
+        if bytes > 0 {
             self.stats().from_cache(bytes);
         }
-        found
     }
 
     /// Whether a piece is here. RAM only.

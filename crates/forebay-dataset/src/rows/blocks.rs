@@ -66,7 +66,7 @@ const BLOCK_WAIT: Duration = Duration::from_secs(10);
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const DIRECTORY_SHARE: u64 = 32;
 /// Up to this much is copied on the runtime's threads; more goes to other threads.
-const COPIED_HERE_BYTES: u64 = 256 << 10;
+pub(super) const COPIED_HERE_BYTES: u64 = 256 << 10;
 const COPIED_HERE_ROWS: usize = 1024;
 const COPIED_HERE_ARRAYS: usize = 1024;
 /// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:
@@ -343,10 +343,15 @@ impl Rows {
     fn kept(&self, dataset: &Dataset, part: &Part, keys: &Keys) -> Option<PartRead> {
         let key = self.block_key(dataset, part.file, part.block, keys);
         let block = self.inner.cache.get(&key)?;
+        self.was_kept(dataset, part);
+        Some(PartRead::whole(block))
+    }
+
+    /// Counts a part whose block was in memory.
+    pub(super) fn was_kept(&self, dataset: &Dataset, part: &Part) {
         add(&self.inner.stats.blocks_reused, 1);
         let bytes = part.rows.len() as u64 * dataset.row_bytes();
         request::count(request::Cost::MemoryBytes, bytes);
-        Some(PartRead::whole(block))
     }
 
     async fn part(&self, dataset: &Arc<Dataset>, part: &Part, keys: &Keys) -> Result<PartRead> {

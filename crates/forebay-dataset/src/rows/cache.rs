@@ -103,12 +103,6 @@ impl BlockCache {
         Some(block)
     }
 
-    /// Whether a block is here. It does not count as used.
-    pub(super) fn has(&self, key: &BlockKey) -> bool {
-        let inner = self.inner.lock();
-        inner.known.get(key).is_some_and(|b| b.strong_count() > 0)
-    }
-
     /// Makes a block known, and holds it if it is not too large.
     pub(super) fn insert(&self, key: BlockKey, block: &Arc<Block>) {
         let mut inner = self.inner.lock();

@@ -327,10 +327,12 @@ async fn rows_of_laid_blocks_are_those_that_decoding_gives() {
             .iter()
             .map(|f| f.name().clone())
             .collect();
+        let mut held = Vec::new();
         for round in 0..60 {
             match rng.random_range(0..30) {
                 0 => fill(&bench, case * 1000 + round, 48),
                 1 => damage(&bench.dir.path().join("cache")),
+                2 => held.clear(),
                 _ => {}
             }
             let columns = match rng.random_range(0..3) {
@@ -343,6 +345,11 @@ async fn rows_of_laid_blocks_are_those_that_decoding_gives() {
                     Projection::Columns(some)
                 }
             };
+            if rng.random_bool(0.1) {
+                // Requests have rows of blocks in memory and of laid ones then.
+                let block = rng.random_range(0..dataset.shape().blocks());
+                held.push(rows.hold(&dataset, block, &columns).await.unwrap());
+            }
             let wanted: Vec<u64> = match rng.random_range(0..10) {
                 0 => vec![rng.random_range(0..dataset.rows()); 5],
                 1 => {
@@ -373,7 +380,7 @@ async fn rows_of_laid_blocks_are_those_that_decoding_gives() {
         let stats = rows.stats();
         println!("{what} {kinds:?}: {stats:?}");
         laid += stats.rows_laid;
-        drop((rows, direct));
+        drop((rows, direct, held));
     }
     assert!(laid > 0, "nothing was laid out at all");
 }
@@ -408,6 +415,22 @@ async fn a_laid_block_is_decoded_no_more_and_one_that_is_damaged_is_laid_out_aga
     };
     assert_eq!(decoded(&after), decoded(&before), "nothing is decoded");
 
+    // Rows of a block in memory are put between those of laid ones.
+    let blocks = dataset.shape().blocks();
+    let block = rng.random_range(0..blocks);
+    let in_memory = dataset.shape().block_range(block);
+    let held = rows.hold(&dataset, block, &all).await.unwrap();
+    let before = rows.stats();
+    let read = rows.read(&dataset, &order, &all).await.unwrap().batch;
+    assert!(read == expected.batch);
+    let after = rows.stats();
+    let laid = dataset.rows() - (in_memory.end - in_memory.start);
+    assert_eq!(after.rows_laid - before.rows_laid, laid);
+    assert_eq!(after.blocks_reused - before.blocks_reused, 1);
+    assert_eq!(after.blocks_decoded, before.blocks_decoded);
+    assert_eq!(after.blocks_read_in_part, before.blocks_read_in_part);
+    drop(held);
+
     // Another reader over the same cache finds what is there, as after a restart.
     let again = Rows::new(bench.engine.clone(), config());
     let read = again.read(&dataset, &order, &all).await.unwrap().batch;
@@ -422,12 +445,22 @@ async fn a_laid_block_is_decoded_no_more_and_one_that_is_damaged_is_laid_out_aga
     again.read(&dataset, &order, &ids).await.unwrap();
     assert_eq!(again.stats().rows_laid, dataset.rows());
 
+    // With what is lost, rows of a block in memory are still those, and count.
+    let held = match blocks > 1 {
+        true => Some(rows.hold(&dataset, block, &all).await.unwrap()),
+        false => None,
+    };
+    let before = rows.stats();
     damage(&bench.dir.path().join("cache"));
     let read = rows.read(&dataset, &order, &all).await.unwrap().batch;
     assert!(read == expected.batch, "decoded again, from the origin");
     let lost = rows.stats();
     assert!(lost.laid_lost > 0, "{lost:?}");
-    drop(read);
+    assert_eq!(
+        lost.blocks_reused - before.blocks_reused,
+        u64::from(held.is_some())
+    );
+    drop((read, held));
     lay_out(&rows, &dataset, &all).await;
     let read = rows.read(&dataset, &order, &all).await.unwrap().batch;
     assert!(read == expected.batch);

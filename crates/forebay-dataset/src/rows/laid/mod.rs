@@ -5,7 +5,9 @@
 //! other, each with all its columns (`codec.rs`), are put into the store beside the file, under its
 //! version and the columns. From then on a row costs one read of its bytes. All such rows of a
 //! request are read in one go, sorted by their place, and decoded into one batch in the order of the
-//! request.
+//! request. If the other rows of the request are in blocks that are in memory, they are encoded as
+//! laid rows are, and decoded between those: each would be a batch of its own otherwise. What the
+//! kernel has in memory of a small request is read on the thread that asks.
 //!
 //! - *Which blocks.* As between renting and buying: a block is laid out when reading its rows has cost
 //!   as much as laying it out would ([`Rows::begin_laying`]). Only for formats in which a row costs
@@ -27,7 +29,7 @@ mod codec;
 
 use super::{
     How, RowMemory, Rows,
-    blocks::{Keys, Part as Wanted, PartRead},
+    blocks::{COPIED_HERE_BYTES, Keys, Part as Wanted, PartRead},
     cache::{Block, BlockKey},
     gather::{Pick, bytes_of_rows},
     joined,
@@ -40,17 +42,18 @@ use arrow_array::RecordBatch;
 use arrow_data::ArrayData;
 use codec::Decoder;
 use forebay_core::{
-    ObjectName, Reservation, Result, VersionId,
+    Error, ObjectName, Reservation, Result, VersionId,
     limits::{self, CHUNK_BYTES},
     request,
     sync::Mutex,
 };
 use forebay_engine::{Engine, Flights, Leader};
 use forebay_format::tabular::{Format, Projection};
-use forebay_store::{Part, Store};
+use forebay_store::{Part, Store, Wait, WouldWait};
 use std::{
     collections::{HashMap, VecDeque},
     ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Instant,
 };
@@ -76,6 +79,8 @@ const GAP_BYTES: u64 = 4 << 10;
 const AROUND_BYTES: usize = 16 << 10;
 /// Fewer rows than this are looked up on the runtime's threads.
 const LOOKED_UP_HERE_ROWS: usize = 8192;
+/// Up to so many rows are read on the runtime's threads: about a millisecond.
+const READ_HERE_ROWS: usize = 128;
 /// Memory for laying a block out, beside a number for each row: a piece, and rows of this size; of
 /// larger rows, more.
 const LAYING_BYTES: u64 = 2 * CHUNK_BYTES;
@@ -270,23 +275,29 @@ impl KeptDecoded {
     }
 }
 
-/// A part of a request, of a block that is laid out.
+/// A part of a request, of a block that is laid out, or in memory.
 struct Found {
     number: usize,
     part: Wanted,
     key: BlockKey,
     name: ObjectName,
-    table: Arc<Table>,
+    of: Of,
+}
+
+/// Where its rows are.
+enum Of {
+    Laid(Arc<Table>),
+    Memory(Arc<Block>),
 }
 
 /// Parts of a request, divided.
 #[derive(Default)]
 struct Divided {
-    laid: Vec<Found>,
+    found: Vec<Found>,
     rest: Vec<(usize, Wanted)>,
     /// Some of the rest may be laid out: their tables are on the disk.
     unloaded: bool,
-    /// Bytes that are to be read for those that are laid out, and what their rows take decoded.
+    /// Bytes that are to be read for those that were found, and what their rows take decoded.
     bytes: usize,
     decoded: u64,
 }
@@ -340,15 +351,15 @@ impl Rows {
             divided = joined(tokio::task::spawn_blocking(request::carried(loaded)).await)?;
         }
         let Divided {
-            laid,
+            found,
             mut rest,
             bytes,
             decoded,
             ..
         } = divided;
         let needed = (bytes as u64).saturating_add(decoded);
-        if laid.is_empty() || needed > self.inner.answers.holdable_bytes() {
-            rest.extend(laid.into_iter().map(|found| (found.number, found.part)));
+        if found.is_empty() || needed > self.inner.answers.holdable_bytes() {
+            rest.extend(found.into_iter().map(|found| (found.number, found.part)));
             rest.sort_unstable_by_key(|(number, _)| *number);
             return Ok(FromLaid::Some {
                 read: Vec::new(),
@@ -360,23 +371,41 @@ impl Rows {
         if needed > held {
             self.settle(memory, needed, how).await?;
         }
+        let whole = rest.is_empty();
+        // What is read may be wanted many times. (What it takes decoded is up to twice as much.)
+        let is_little = picks.len() <= READ_HERE_ROWS
+            && bytes as u64 <= COPIED_HERE_BYTES
+            && decoded <= 2 * COPIED_HERE_BYTES;
+        if whole
+            && is_little
+            && let Some(batch) = self.read_here(dataset, &found, &picks, keys, bytes)?
+        {
+            return Ok(FromLaid::All(batch));
+        }
         let _turn = self.inner.laid.reads.acquire().await;
         let (rows, keys) = (self.clone(), keys.clone());
-        let whole = rest.is_empty();
         let work = move || {
-            let read = rows.read_found(&laid, &picks, &keys, bytes, whole);
-            (laid, picks, read)
+            let read = rows.read_found(&found, &picks, &keys, bytes, whole);
+            (found, picks, read)
         };
-        let (laid, picks, read) =
+        let (found, picks, read) =
             joined(tokio::task::spawn_blocking(request::carried(work)).await)?;
         let batches = match read {
-            Read::All(batch) => return Ok(FromLaid::All(batch)),
+            Read::All(batch) => {
+                self.count_in_memory(dataset, &found);
+                return Ok(FromLaid::All(batch));
+            }
             Read::Each(batches) => batches,
         };
-        let mut read = Vec::with_capacity(laid.len());
-        for (found, batch) in laid.into_iter().zip(batches) {
+        let mut read = Vec::with_capacity(found.len());
+        for (found, batch) in found.into_iter().zip(batches) {
             match batch {
-                Some(batch) => read.push((found.number, found.part, PartRead::rows(batch))),
+                Some(batch) => {
+                    if found.is_in_memory() {
+                        self.was_kept(dataset, &found.part);
+                    }
+                    read.push((found.number, found.part, PartRead::rows(batch)));
+                }
                 None => rest.push((found.number, found.part)),
             }
         }
@@ -392,11 +421,11 @@ impl Rows {
             && codec::supports(&keys.schema)
     }
 
-    /// Moves the parts whose tables are in memory, or with `load` on the disk, from the rest to
-    /// those that are laid out. Blocks that are in memory as a whole stay where they are.
+    /// Finds the parts whose tables are in memory, or with `load` on the disk. Parts of blocks that
+    /// are in memory as a whole stay in the rest, unless there is nothing else in it.
     fn divide(&self, divided: &mut Divided, dataset: &Dataset, keys: &Keys, load: bool) {
         let inner = &self.inner;
-        let mut rest = Vec::new();
+        let (mut rest, mut in_memory) = (Vec::new(), Vec::new());
         divided.unloaded = false;
         // Parts of a file follow each other.
         let mut file: Option<(u32, BlockKey, ObjectName)> = None;
@@ -412,8 +441,15 @@ impl Rows {
                 block: part.block,
                 ..*of
             };
-            if inner.cache.has(&key) {
-                rest.push((number, part));
+            let found = |part, of| Found {
+                number,
+                part,
+                key,
+                name: name.clone(),
+                of,
+            };
+            if let Some(block) = inner.cache.get(&key) {
+                in_memory.push(found(part, Of::Memory(block)));
                 continue;
             }
             let known = inner.laid.tables.lock().get(&key).cloned();
@@ -433,19 +469,34 @@ impl Rows {
                 self.load_table(name, key, rows)
             });
             match table {
-                Some(table) => divided.laid.push(Found {
-                    number,
-                    part,
-                    key,
-                    name: name.clone(),
-                    table,
-                }),
+                Some(table) => divided.found.push(found(part, Of::Laid(table))),
                 None => rest.push((number, part)),
             }
         }
+        (divided.bytes, divided.decoded) = needs(&divided.found, keys);
+        // If both make the whole answer, it is put together row by row, if there can be memory for
+        // that. Otherwise the rows of each laid block would be a batch of their own, to be copied
+        // once more.
+        let fit = |found: &Found| match &found.of {
+            Of::Memory(block) => block.bytes <= BLOCK_MAX_BYTES,
+            Of::Laid(_) => true,
+        };
+        if rest.is_empty() && !divided.found.is_empty() && in_memory.iter().all(fit) {
+            let (bytes, decoded) = needs(&in_memory, keys);
+            let bytes = bytes.saturating_add(divided.bytes);
+            let decoded = decoded.saturating_add(divided.decoded);
+            if (bytes as u64).saturating_add(decoded) <= inner.answers.holdable_bytes() {
+                divided.found.append(&mut in_memory);
+                (divided.bytes, divided.decoded) = (bytes, decoded);
+            }
+        }
+        rest.extend(
+            in_memory
+                .into_iter()
+                .map(|found| (found.number, found.part)),
+        );
         divided.rest = rest;
-        divided.laid.sort_unstable_by_key(|found| found.number);
-        (divided.bytes, divided.decoded) = needs(&divided.laid, keys);
+        divided.found.sort_unstable_by_key(|found| found.number);
     }
 
     /// Reads a block's table from the disk, if there is memory for it.
@@ -455,7 +506,8 @@ impl Rows {
         let mut memory = engine.budget().try_hold(most).ok()?;
         let read = |range: Range<u64>, out: &mut Vec<u8>| {
             ranges_of_pieces(&range).all(|(piece, range)| {
-                engine.append_rows(name, key.version, table_piece(&key, piece), range, out)
+                let piece = table_piece(&key, piece);
+                engine.append_rows(name, key.version, piece, range, Wait::May, out) == Ok(true)
             })
         };
         let mut bytes = Vec::new();
@@ -482,6 +534,7 @@ impl Rows {
             self.forget_laid(name, &key);
             return None;
         };
+        engine.gave_rows(bytes.len() as u64);
         drop(bytes);
         // The least that the budget counts.
         let takes = 1024
@@ -510,10 +563,59 @@ impl Rows {
         add(&self.inner.stats.laid_lost, 1);
     }
 
+    /// A small answer, if the kernel has all that is laid out of it in memory: to wake up another
+    /// thread would take as long as to read it. `None`: it has to be read on one that may block.
+    fn read_here(
+        &self,
+        dataset: &Dataset,
+        all: &[Found],
+        picks: &[Pick],
+        keys: &Keys,
+        bytes: usize,
+    ) -> Result<Option<RecordBatch>> {
+        let stats = &self.inner.stats;
+        let read = || {
+            let began = Instant::now();
+            let mut raw = Vec::with_capacity(bytes + AROUND_BYTES);
+            let (mut spans, mut read) = (Vec::new(), Vec::with_capacity(all.len()));
+            let mut laid_bytes = 0;
+            for found in all {
+                read.push(Some(spans.len()));
+                let before = raw.len();
+                let there = found.read(&self.inner.engine, Wait::MustNot, &mut raw, &mut spans);
+                (there == Ok(true)).then_some(())?;
+                if !found.is_in_memory() {
+                    laid_bytes += raw.len() - before;
+                }
+            }
+            self.inner.engine.gave_rows(laid_bytes as u64);
+            add(&stats.fetch_ns, began.elapsed().as_nanos() as u64);
+            let began = Instant::now();
+            let batch = decode_in_order(all, picks, keys, (&raw, &spans, &read))?;
+            add(&stats.decode_ns, began.elapsed().as_nanos() as u64);
+            Some(batch)
+        };
+        let batch = catch_unwind(AssertUnwindSafe(read))
+            .map_err(|_| Error::internal("rows could not be read from where they are kept"))?;
+        if batch.is_some() {
+            let laid = all.iter().filter(|found| !found.is_in_memory());
+            let rows = laid.map(|found| found.part.rows.len() as u64).sum();
+            add(&stats.rows_laid, rows);
+            self.count_in_memory(dataset, all);
+        }
+        Ok(batch)
+    }
+
+    fn count_in_memory(&self, dataset: &Dataset, all: &[Found]) {
+        for found in all.iter().filter(|found| found.is_in_memory()) {
+            self.was_kept(dataset, &found.part);
+        }
+    }
+
     /// Reads the rows of all parts, in the order of their places. Blocking.
     fn read_found(
         &self,
-        laid: &[Found],
+        all: &[Found],
         picks: &[Pick],
         keys: &Keys,
         bytes: usize,
@@ -522,28 +624,34 @@ impl Rows {
         let stats = &self.inner.stats;
         let began = Instant::now();
         let mut raw = Vec::with_capacity(bytes + AROUND_BYTES);
-        let (mut spans, mut read) = (Vec::new(), Vec::with_capacity(laid.len()));
-        for found in laid {
-            let first = spans.len();
-            let there = found.read(&self.inner.engine, &mut raw, &mut spans);
-            read.push(there.then_some(first));
+        let (mut spans, mut read) = (Vec::new(), Vec::with_capacity(all.len()));
+        for found in all {
+            let (first, before) = (spans.len(), raw.len());
+            let there = found.read(&self.inner.engine, Wait::May, &mut raw, &mut spans);
+            if !found.is_in_memory() {
+                self.inner.engine.gave_rows((raw.len() - before) as u64);
+            }
+            read.push((there == Ok(true)).then_some(first));
         }
         add(&stats.fetch_ns, began.elapsed().as_nanos() as u64);
         let began = Instant::now();
-        let decoded = self.decode_found(laid, picks, keys, (&raw, &spans, &read), whole);
+        let decoded = self.decode_found(all, picks, keys, (&raw, &spans, &read), whole);
         add(&stats.decode_ns, began.elapsed().as_nanos() as u64);
         let there = |i: usize| match &decoded {
             Read::All(_) => true,
             Read::Each(batches) => batches[i].is_some(),
         };
-        for (i, found) in laid.iter().enumerate() {
+        for (i, found) in all.iter().enumerate() {
+            let Of::Laid(table) = &found.of else {
+                continue;
+            };
             if there(i) {
                 add(&stats.rows_laid, found.part.rows.len() as u64);
                 continue;
             }
             if read[i].is_some() {
                 // Bytes that are not rows of these columns are not to be found again.
-                for (piece, _) in ranges_of_pieces(&(0..found.table.bytes)) {
+                for (piece, _) in ranges_of_pieces(&(0..table.bytes)) {
                     let piece = rows_piece(&found.key, piece);
                     let engine = &self.inner.engine;
                     engine.forget_rows(&found.name, found.key.version, piece);
@@ -556,28 +664,19 @@ impl Rows {
 
     fn decode_found(
         &self,
-        laid: &[Found],
+        all: &[Found],
         picks: &[Pick],
         keys: &Keys,
         (raw, spans, read): (&[u8], &[Range<usize>], &[Option<usize>]),
         whole: bool,
     ) -> Read {
-        let in_order = || {
-            let mut decoder = Decoder::new(&keys.schema, raw.len())?;
-            for &(part, row) in picks {
-                let rows = &laid[part].part.rows;
-                let at = rows.partition_point(|&r| (r as usize) < row);
-                decoder.row(&raw[spans[read[part]? + at].clone()])?;
-            }
-            decoder.finish().ok()
-        };
         if whole
             && read.iter().all(Option::is_some)
-            && let Some(batch) = in_order()
+            && let Some(batch) = decode_in_order(all, picks, keys, (raw, spans, read))
         {
             return Read::All(batch);
         }
-        let each = laid.iter().zip(read).map(|(found, first)| {
+        let each = all.iter().zip(read).map(|(found, first)| {
             let spans = &spans[(*first)?..][..found.part.rows.len()];
             let bytes = spans.iter().map(|span| span.len()).sum();
             let mut decoder = Decoder::new(&keys.schema, bytes)?;
@@ -697,19 +796,43 @@ enum Read {
 }
 
 impl Found {
+    fn is_in_memory(&self) -> bool {
+        matches!(self.of, Of::Memory(_))
+    }
+
     /// Appends the rows to `raw`, and where they are in it to `spans`. `false`, with both as before:
     /// some are gone.
-    fn read(&self, engine: &Engine, raw: &mut Vec<u8>, spans: &mut Vec<Range<usize>>) -> bool {
+    ///
+    /// # Errors
+    /// Only under [`Wait::MustNot`]; both are as before.
+    fn read(
+        &self,
+        engine: &Engine,
+        wait: Wait,
+        raw: &mut Vec<u8>,
+        spans: &mut Vec<Range<usize>>,
+    ) -> Result<bool, WouldWait> {
         let before = (raw.len(), spans.len());
-        let there = self.table.each_run(&self.part.rows, |rows, bytes| {
+        let table = match &self.of {
+            Of::Laid(table) => table,
+            Of::Memory(block) => {
+                encode(&block.pieces, &self.part.rows, raw, spans);
+                return Ok(true);
+            }
+        };
+        let mut waits = None;
+        let there = table.each_run(&self.part.rows, |rows, bytes| {
             let base = raw.len();
             let there = ranges_of_pieces(&bytes).all(|(piece, range)| {
                 let piece = rows_piece(&self.key, piece);
-                engine.append_rows(&self.name, self.key.version, piece, range, raw)
+                let found =
+                    engine.append_rows(&self.name, self.key.version, piece, range, wait, raw);
+                waits = found.err();
+                found == Ok(true)
             });
             if there {
                 spans.extend(rows.iter().map(|&row| {
-                    let range = self.table.range(row);
+                    let range = table.range(row);
                     let start = base + (range.start - bytes.start) as usize;
                     start..start + (range.end - range.start) as usize
                 }));
@@ -720,22 +843,79 @@ impl Found {
             raw.truncate(before.0);
             spans.truncate(before.1);
         }
-        there
+        waits.map_or(Ok(there), Err)
+    }
+}
+
+/// All rows of a request, in its order. `None`: some bytes are not rows of these columns.
+fn decode_in_order(
+    all: &[Found],
+    picks: &[Pick],
+    keys: &Keys,
+    (raw, spans, read): (&[u8], &[Range<usize>], &[Option<usize>]),
+) -> Option<RecordBatch> {
+    let mut decoder = Decoder::new(&keys.schema, raw.len())?;
+    for &(part, row) in picks {
+        let rows = &all[part].part.rows;
+        let at = rows.partition_point(|&r| (r as usize) < row);
+        decoder.row(&raw[spans[read[part]? + at].clone()])?;
+    }
+    decoder.finish().ok()
+}
+
+/// About what rows of so many bytes take encoded, rather more: each has a run of values for each
+/// field, nested ones included, and a run has a byte that says whether any value is null, bits that
+/// say which, and maybe a byte of bits that is not full.
+fn encoded_bytes(bytes: u64, rows: u64, fields: u64) -> u64 {
+    let runs = rows.saturating_mul(fields);
+    bytes
+        .saturating_add(bytes / 4)
+        .saturating_add(runs.saturating_mul(4))
+}
+
+/// Appends rows of a block that is in memory as they would be laid out, and where each is.
+fn encode(pieces: &Pieces, rows: &[u32], raw: &mut Vec<u8>, spans: &mut Vec<Range<usize>>) {
+    let mut columns: (usize, Vec<ArrayData>) = (usize::MAX, Vec::new());
+    for &row in rows {
+        let (piece, row) = pieces.place(row as usize);
+        if columns.0 != piece {
+            let of = pieces.batches()[piece].columns();
+            columns = (piece, of.iter().map(|c| c.to_data()).collect());
+        }
+        let start = raw.len();
+        codec::encode_row(&columns.1, row, raw);
+        spans.push(start..raw.len());
     }
 }
 
 /// Bytes that are read for these parts, and what they take decoded, each as often as it is wanted.
-fn needs(laid: &[Found], keys: &Keys) -> (usize, u64) {
+fn needs(all: &[Found], keys: &Keys) -> (usize, u64) {
     let (mut bytes, mut rows, mut wanted) = (0u64, 0u64, 0u64);
-    for found in laid {
-        found.table.each_run(&found.part.rows, |_, range| {
-            bytes += range.end - range.start;
-            true
-        });
-        for (&row, &times) in found.part.rows.iter().zip(&found.part.times) {
-            let range = found.table.range(row);
-            rows += u64::from(times);
-            wanted = wanted.saturating_add((range.end - range.start) * u64::from(times));
+    let fields = keys.schema.flattened_fields().len() as u64;
+    for found in all {
+        let part = &found.part;
+        let each = || part.rows.iter().copied().zip(part.times.iter().copied());
+        let times: u64 = each().map(|(_, times)| u64::from(times)).sum();
+        rows += times;
+        match &found.of {
+            Of::Laid(table) => {
+                table.each_run(&part.rows, |_, range| {
+                    bytes += range.end - range.start;
+                    true
+                });
+                for (row, times) in each() {
+                    let range = table.range(row);
+                    wanted = wanted.saturating_add((range.end - range.start) * u64::from(times));
+                }
+            }
+            Of::Memory(block) => {
+                // All at once: to find the piece of each row by itself takes longer.
+                let once = block.pieces.bytes_of(each().map(|(row, _)| (row, 1)));
+                let once = encoded_bytes(once, part.rows.len() as u64, fields);
+                bytes = bytes.saturating_add(once);
+                let all = encoded_bytes(block.pieces.bytes_of(each()), times, fields);
+                wanted = wanted.saturating_add(all);
+            }
         }
     }
     let decoded = codec::most_decoded(&keys.schema, rows, wanted);
@@ -835,4 +1015,31 @@ fn lay(of: &Rows, name: &ObjectName, key: &BlockKey, pieces: &Pieces) -> Option<
         keep(table_piece(key, number as u32), bytes).then_some(())?;
     }
     Some(total + table.len() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{ArrayRef, BooleanArray, StructArray};
+    use arrow_schema::{DataType, Field, Fields, Schema};
+
+    #[test]
+    fn rows_in_memory_take_no_more_encoded_than_was_expected() {
+        // Sixty bits in each row, and whether they are there.
+        let fields: Fields = (0..60)
+            .map(|i| Field::new(format!("f{i}"), DataType::Boolean, true))
+            .collect();
+        let bits: ArrayRef = Arc::new(BooleanArray::from(vec![None, Some(true), None]));
+        let structs = StructArray::new(fields.clone(), vec![bits; 60], None);
+        let field = Field::new("s", DataType::Struct(fields), true);
+        let schema = Arc::new(Schema::new(vec![field]));
+        let batch = RecordBatch::try_new(schema.clone(), vec![Arc::new(structs)]).unwrap();
+        let pieces = Pieces::from(batch);
+        let (mut raw, mut spans) = (Vec::new(), Vec::new());
+        encode(&pieces, &[0, 1, 2], &mut raw, &mut spans);
+        let fields = schema.flattened_fields().len() as u64;
+        let most = encoded_bytes(pieces.bytes_of((0..3).map(|row| (row, 1))), 3, fields);
+        assert_eq!(spans.last().unwrap().end, raw.len());
+        assert!(raw.len() as u64 <= most, "{} of {most}", raw.len());
+    }
 }
