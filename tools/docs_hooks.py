@@ -17,6 +17,10 @@ FROM_ROOT = {
     "SECURITY.md": "SECURITY.md",
 }
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+# What docstrings call by a role of Sphinx (:meth:`Mix.loader`), and the headings between them.
+HEADING = r'<h\d id="(?P<heading>forebay[\w.]*)"'
+ROLE = r":(?:attr|class|func|meth):<code>(?P<name>[\w.]+)</code>"
+NAMED = re.compile(f"{HEADING}|{ROLE}")
 
 
 def on_config(config: Any) -> Any:
@@ -44,6 +48,37 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     if source in FROM_ROOT:
         return markdown
     return _relink(markdown, (ROOT / "docs" / source).parent, config["repo_url"])
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Names in docstrings lead to what they name, where that is on the same page."""
+    headings = dict.fromkeys(m["heading"] for m in NAMED.finditer(html) if m["heading"])
+    inside = ""
+
+    def replace(found: re.Match[str]) -> str:
+        nonlocal inside
+        if found["heading"]:
+            inside = found["heading"]
+            return found[0]
+        heading = _heading(found["name"], inside, headings)
+        code = f"<code>{found['name']}</code>"
+        return f'<a href="#{heading}">{code}</a>' if heading else code
+
+    return NAMED.sub(replace, html)
+
+
+def _heading(name: str, inside: str, headings: dict[str, None]) -> str | None:
+    """Where `name` leads in the docstring of `inside`: to the nearest thing of that name."""
+    scope = inside
+    while scope:
+        if f"{scope}.{name}" in headings:
+            return f"{scope}.{name}"
+        scope = scope.rpartition(".")[0]
+    if name in headings:
+        return name
+    # forebay.Loader stands under its module: forebay.loader.Loader.
+    ends = [h for h in headings if h.endswith("." + name.removeprefix("forebay."))]
+    return ends[0] if len(ends) == 1 else None
 
 
 def _title(page: Path) -> str:
