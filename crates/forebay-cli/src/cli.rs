@@ -92,7 +92,7 @@ pub enum Command {
     Report(commands::report::Args),
     /// Measure how good an order of rows is, beside a uniform one
     ShuffleReport(commands::shuffle_report::Args),
-    /// Make a cluster's certificates and its map; plan what a change of it moves
+    /// Make a cluster of nodes, show how it is doing, and change it
     Cluster(commands::cluster::Args),
     /// Show the version
     Version(commands::version::Args),
@@ -138,8 +138,10 @@ Watch:
   metrics   the metrics as Prometheus reads them, and what each means
   version   the version of this program
 
+Clusters:
+  cluster   make one, show how it is doing, drain and forget members, plan changes
+
 Try out:
-  cluster   a cluster's certificates and map, and what a change of it moves
   distance  put a server at a distance: a TCP proxy with latency and a bandwidth cap
   bench     throughput, latency and CPU of GET and GetBatch, beside the machine's own";
 
