@@ -153,12 +153,7 @@ pub fn refused(said: &ErrorDocument, what: &str) -> Error {
         Some(id) => format!("HTTP {status}, request id {id}"),
         None => format!("HTTP {status}"),
     });
-    let ours = advice(kind);
-    // Only this end knows where a token is set.
-    let hint = match &said.hint {
-        Some(hint) if kind != ErrorKind::Unauthenticated => Some(hint.as_str()),
-        _ => ours,
-    };
+    let hint = said.hint.as_deref().or(advice(kind));
     match hint {
         Some(hint) => error.hint(hint),
         None => error,
@@ -238,6 +233,14 @@ mod tests {
         assert_eq!(
             said(Error::invalid("a limit (of 5 MiB and more)")),
             ("a limit (of 5 MiB and more): bk/key".into(), None)
+        );
+        let no_tokens = Error::new(ErrorKind::Unauthenticated, "no tokens");
+        assert_eq!(
+            said(no_tokens.hint("use the Unix socket")),
+            (
+                "no tokens: bk/key".into(),
+                Some("use the Unix socket".into())
+            )
         );
     }
 }

@@ -207,7 +207,8 @@ impl Access {
         let Some(given) = given else {
             return denied(
                 "a token is needed",
-                "send it as Authorization: Bearer TOKEN",
+                "set FOREBAY_TOKEN (for AIStore's clients: AIS_AUTHN_TOKEN); by HTTP it is \
+                 Authorization: Bearer TOKEN",
             );
         };
         // Compares every token, and every byte of it, so that the time taken reveals nothing.
