@@ -22,13 +22,13 @@ use std::{
     arg_required_else_help = true,
     after_help = "\
 Examples:
-  forebay bench batch                               128 × 10 KiB, 8 clients, TCP, on a node of its own
+  forebay bench batch                               128 × 10 KiB, 8 clients, TCP, on its own node
   forebay bench batch --size 1MiB --transport unix --members --repeats 3 --save a.json
   forebay bench get --size 1MiB --url http://127.0.0.1:8080 --bucket data --prefix train/
   forebay bench cmp a.json b.json
 
-Without --url, objects are written into a temporary directory, a node is started over it (a process of its own), warmed and
-stopped. Clients are threads of this process. docs/BENCHMARKS.md tells how to read the figures."
+Without --url, objects are written into a temporary directory, a node is started over it (a process of its own), warmed and \
+    stopped. Clients are threads of this process. docs/BENCHMARKS.md tells how to read the figures."
 )]
 pub struct Args {
     #[command(subcommand)]

@@ -233,4 +233,23 @@ mod tests {
             );
         }
     }
+
+    /// The width of the terminal breaks lines. A break of our own within a sentence, or an example
+    /// that is too wide, would leave ragged lines, and commands that cannot be copied.
+    #[test]
+    fn sentences_and_examples_of_the_help_are_lines() {
+        fn look(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string);
+            for line in help.unwrap_or_default().lines() {
+                let is_whole = match line.chars().next() {
+                    Some(' ') => line.chars().count() <= 100,
+                    Some(first) => first.is_uppercase() || "`-".contains(first),
+                    None => true,
+                };
+                assert!(is_whole, "forebay {}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(look);
+        }
+        look(&Cli::command());
+    }
 }

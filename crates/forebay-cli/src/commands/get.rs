@@ -32,8 +32,8 @@ Examples:
   forebay get data/train/shard-000000.tar --member 000123.jpg -
   forebay get data/big.bin --range 0-1023 head.bin
 
-If the transfer of an object breaks off, it goes on where it stopped, until nothing has come for a
-minute. It fails if the object is replaced meanwhile. (Members of archives are not continued.)
+If the transfer of an object breaks off, it goes on where it stopped, until nothing has come for a \
+    minute. It fails if the object is replaced meanwhile. (Members of archives are not continued.)
 The file appears whole or not at all: a transfer that fails leaves nothing behind.
 JSON: {\"object\", \"member\", \"range\", \"file\", \"bytes\", \"etag\", \"cache\", \"seconds\"}")]
 pub struct Args {

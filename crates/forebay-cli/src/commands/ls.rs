@@ -28,8 +28,8 @@ Examples:
   forebay ls data/shards/000000.tar -m        an archive and its members
 
 A * marks objects of which something is in the cache (a known version, if not every byte).
-JSON lines: {\"bucket\"} for each bucket; {\"bucket\", \"key\", \"size\", \"cached\"} for an object, {\"bucket\", \"key\", \"size\", \"member\": true}
-for a member (its key is ARCHIVE/MEMBER), {\"bucket\", \"prefix\"} for a level below.")]
+JSON lines: {\"bucket\"} for each bucket; {\"bucket\", \"key\", \"size\", \"cached\"} for an object, {\"bucket\", \"key\", \"size\", \"member\": true} \
+    for a member (its key is ARCHIVE/MEMBER), {\"bucket\", \"prefix\"} for a level below.")]
 pub struct Args {
     /// A bucket, or bucket/prefix; without it, list the buckets
     #[arg(value_name = "BUCKET[/PREFIX]")]

@@ -31,8 +31,8 @@ Examples:
   forebay put model.pt data/models/model.pt
   tar c photos | forebay put - data/photos.tar
 
-The write goes to the origin first; when this command returns, the object can be read. A file may be
-larger than the 5 GiB of one PUT of S3.
+The write goes to the origin first; when this command returns, the object can be read. A file may be \
+    larger than the 5 GiB of one PUT of S3.
 JSON: {\"object\", \"bytes\", \"etag\", \"seconds\"}")]
 pub struct Args {
     /// The file to write, or - for stdin

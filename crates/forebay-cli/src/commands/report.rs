@@ -31,13 +31,13 @@ const FREE: [&str; 3] = ["delete", "abort_upload", "forward_delete"];
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  forebay report                         the jobs that the node knows, and what it did since it started
+  forebay report                         the jobs that the node knows, and what it did
   forebay report c4-pretrain-7           one job, by its name or the beginning of it
   forebay report c4-pretrain-7 --html report.html --prices prices.toml --place aws/us-east-1
   forebay report --print-prices > prices.toml
 
-A job is what a loader calls itself: loader(job=\"c4-pretrain-7\"), or FOREBAY_JOB. How well its loop was fed
-is known to the loader alone: loader.report() has that, and this too.
+A job is what a loader calls itself: loader(job=\"c4-pretrain-7\"), or FOREBAY_JOB. How well its loop was fed \
+    is known to the loader alone: loader.report() has that, and this too.
 JSON: the report, as loader.report().json() has it; of a whole node also its jobs and datasets.")]
 pub struct Args {
     /// The job's name, or the beginning of it; without it, the whole node

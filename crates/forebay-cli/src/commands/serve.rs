@@ -30,8 +30,10 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
 #[command(after_help = "\
 Examples:
   forebay serve --origin s3://my-bucket --cache /nvme/forebay:500GiB
-  forebay serve --origin 's3://data?endpoint=https://minio:9000' --origin web=https://host/files/ --cache ~/cache:50GiB
-  forebay serve --origin pics=/srv/pictures --cache /nvme/a:900GiB --cache /nvme/b:900GiB --freshness immutable
+  forebay serve --origin 's3://data?endpoint=https://minio:9000' \\
+    --origin web=https://host/files/ --cache ~/cache:50GiB
+  forebay serve --origin pics=/srv/pictures --cache /nvme/a:900GiB \\
+    --cache /nvme/b:900GiB --freshness immutable
   forebay serve --config /etc/forebay/forebay.toml
 
 Origins: s3://bucket, gs://bucket, az://container, hf://datasets/org/name, https://host/path/, file:///dir or a path, each with an optional prefix.
@@ -39,8 +41,8 @@ Origins: s3://bucket, gs://bucket, az://container, hf://datasets/org/name, https
 
 Stopping: SIGINT (Ctrl-C) or SIGTERM finishes the answers in flight and takes nothing new; a second one stops at once.
 Exit codes: 0 stopped gracefully; 1 could not start, or stopped before every answer was finished; 2 wrong options or configuration.
---json: logs as JSON lines on stderr, and one JSON line on stdout when the node is ready:
-{\"event\": \"ready\", \"node_id\", \"url\", \"s3\": HOST:PORT, \"unix_socket\", \"admin\": \
+--json: logs as JSON lines on stderr, and one JSON line on stdout when the node is ready: \
+    {\"event\": \"ready\", \"node_id\", \"url\", \"s3\": HOST:PORT, \"unix_socket\", \"admin\": \
     HOST:PORT, \"buckets\", \"cache\", \"pid\"}")]
 pub struct Args {
     #[command(flatten)]

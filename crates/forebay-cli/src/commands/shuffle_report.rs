@@ -19,8 +19,10 @@ mod picture;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  forebay shuffle-report --rows 1000000 --block-rows 1000 --shuffle none --shuffle window:16000 --shuffle block:16
-  forebay shuffle-report --rows 50000 --block-rows 500 --shuffle block:8 --labels labels.txt --svg order.svg
+  forebay shuffle-report --rows 1000000 --block-rows 1000 \\
+    --shuffle none --shuffle window:16000 --shuffle block:16
+  forebay shuffle-report --rows 50000 --block-rows 500 --shuffle block:8 \\
+    --labels labels.txt --svg order.svg
   forebay shuffle-report --shape dataset.shape --shuffle block:16
   forebay shuffle-report --rows 50000 --block-rows 500 --order buffer.txt
 
@@ -33,8 +35,8 @@ The measures, and what they are in a uniform order:
   overlap         how many of a row's batch are in its batch again in the next epoch: next to none
   epoch corr.     rank correlation of positions in one epoch and the next: 0
 
-JSON: {\"rows\", \"blocks\", \"batch\", \"seed\", \"labels\", \"orders\": [{\"order\", ...measures}]}; \"expected\" is a uniform order by calculation,
-\"uniform\" one that was shuffled as an array.")]
+JSON: {\"rows\", \"blocks\", \"batch\", \"seed\", \"labels\", \"orders\": [{\"order\", ...measures}]}; \"expected\" is a uniform order by calculation, \
+    \"uniform\" one that was shuffled as an array.")]
 pub struct Args {
     /// Rows of the dataset
     #[arg(

@@ -21,8 +21,8 @@ use serde_json::Value;
 Example:
   forebay stat data/train/0001.jpg
 
-JSON: {\"bucket\", \"key\", \"size\", \"etag\", \"last_modified\", \"last_modified_ms\", \"version\", \"attributes\", \"cache\", \"cached_bytes\",
-\"pinned\", \"validated_at\" (seconds since 1970, or null), \"fresh_until\" (the same, or \
+JSON: {\"bucket\", \"key\", \"size\", \"etag\", \"last_modified\", \"last_modified_ms\", \"version\", \"attributes\", \"cache\", \"cached_bytes\", \
+    \"pinned\", \"validated_at\" (seconds since 1970, or null), \"fresh_until\" (the same, or \
     \"forever\", or null)}")]
 pub struct Args {
     /// The object, as bucket/key

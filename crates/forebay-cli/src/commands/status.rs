@@ -18,8 +18,8 @@ use serde_json::Value;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit code 0 if the node answers, 1 if it does not.
-JSON: as the node tells: {\"version\", \"node_id\", \"state\", \"uptime_seconds\", \"listen\", \"origins\", \"origin_stats\", \"cache\", \"reads\",
-\"engine\", \"batches\", \"memory\", \"requests_in_flight\"}")]
+JSON: as the node tells: {\"version\", \"node_id\", \"state\", \"uptime_seconds\", \"listen\", \"origins\", \"origin_stats\", \"cache\", \"reads\", \
+    \"engine\", \"batches\", \"memory\", \"requests_in_flight\"}")]
 pub struct Args {}
 
 pub async fn run(_: Args, common: &Common) -> Outcome {

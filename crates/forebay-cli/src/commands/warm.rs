@@ -35,9 +35,9 @@ A manifest names one object on each line, as bucket/key; empty lines and lines t
 In a cluster, each node brings what it owns.
 What is there already, in its current version, is not fetched again. Ctrl-C stops the work; what came stays.
 Exit code 1 if any object was missing, denied or failed.
-JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\" | \"denied\" | \"failed\", \"message\"} for each object that did not come, then one
-{\"event\": \"report\", \"dry_run\", \"objects\", \"listed\", \"listing_done\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\",
-\"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\", \"nodes\"}; with --dry-run \"warmed\" is what would be fetched.")]
+JSON lines: {\"event\": \"object\", \"bucket\", \"key\", \"outcome\": \"missing\" | \"denied\" | \"failed\", \"message\"} for each object that did not come, then one \
+    {\"event\": \"report\", \"dry_run\", \"objects\", \"listed\", \"listing_done\", \"warmed\", \"warmed_bytes\", \"already_there\", \"already_there_bytes\", \
+    \"missing\", \"denied\", \"failed\", \"bytes\", \"seconds\", \"error\", \"nodes\"}; with --dry-run \"warmed\" is what would be fetched.")]
 pub struct Args {
     /// Every object whose name begins with it
     #[arg(

@@ -37,8 +37,8 @@ enum Until {
 Example:
   forebay checkpoint wait s3://bucket/run/step-100 --timeout 10m && sudo poweroff
 
-Without --id it waits for the newest of the name that was committed. It goes on while the node is started
-again. Exit code 1 if the time is over, or if it is given up meanwhile.
+Without --id it waits for the newest of the name that was committed. It goes on while the node is started \
+    again. Exit code 1 if the time is over, or if it is given up meanwhile.
 JSON: its status, as `forebay checkpoint list --json` has it")]
 pub struct WaitArgs {
     /// The checkpoint
@@ -166,8 +166,8 @@ Examples:
   forebay checkpoint remove s3://bucket/run/step-100
   forebay checkpoint remove s3://bucket/run/step-200 --give-up    # is not durable, and will not be
 
-One that is removed is gone whole: nobody sees half of it. To keep the newest of many, see
-`forebay checkpoint keep`.
+One that is removed is gone whole: nobody sees half of it. To keep the newest of many, see \
+    `forebay checkpoint keep`.
 JSON lines: {\"name\", \"id\", \"part\", \"from\": \"bucket\" | \"disk\"}")]
 pub struct RemoveArgs {
     /// The checkpoints
@@ -272,8 +272,8 @@ Examples:
   forebay checkpoint keep s3://bucket/run --last 3
   forebay checkpoint keep s3://bucket/run --pattern 'step-*' --max-age 7d --dry-run
 
-Only durable checkpoints directly below the prefix count, and the newest of them always stays. One that
-somebody else removes or replaces meanwhile is passed over.
+Only durable checkpoints directly below the prefix count, and the newest of them always stays. One that \
+    somebody else removes or replaces meanwhile is passed over.
 JSON: {\"dry_run\", \"kept\": [NAME], \"removed\": [{\"name\", \"id\", \"bytes\", \"saved_ms\"}]}")]
 #[command(group(clap::ArgGroup::new("rule").required(true).multiple(true).args(["last", "max_age"])))]
 pub struct KeepArgs {

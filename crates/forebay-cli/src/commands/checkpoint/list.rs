@@ -27,9 +27,9 @@ Examples:
   forebay checkpoint list s3://bucket/run     and what is durable as s3://bucket/run/NAME
   forebay checkpoint list --pending           what is not durable, and why
 
-States: staging (its files arrive), staged (on disk, and waits), flushing (on its way), failed (and tried
-again), durable (in the bucket), removing. A * marks what is on the node's disk. Nodes do not
-know what others have staged: ask the one that the job writes to.
+States: staging (its files arrive), staged (on disk, and waits), flushing (on its way), failed (and tried \
+    again), durable (in the bucket), removing. A * marks what is on the node's disk. Nodes do not \
+    know what others have staged: ask the one that the job writes to.
 JSON lines: {{{JSON_SHAPE}}}"))]
 pub struct ListArgs {
     /// Only checkpoints of this bucket, or below this prefix; those directly below it are looked

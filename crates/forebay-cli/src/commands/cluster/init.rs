@@ -50,11 +50,11 @@ Examples:
   forebay cluster init training --node a --node b --node c
   forebay cluster init training --node a=10.0.0.1:8300,2TiB --node b=10.0.0.2:8300,2TiB
 
-Writes DIR/ca.pem and DIR/ca.key, and for each node DIR/NODE/ca.pem, node.pem and node.key; with the
-sizes of all caches also DIR/map.json. `forebay cluster certify` renews certificates.
+Writes DIR/ca.pem and DIR/ca.key, and for each node DIR/NODE/ca.pem, node.pem and node.key; with the \
+    sizes of all caches also DIR/map.json. `forebay cluster certify` renews certificates.
 
-JSON: {\"cluster\", \"ca\": {\"cert\", \"key\", \"not_after\"}, \"map\",
-\"nodes\": [{\"name\", \"address\", \"ca\", \"cert\", \"key\", \"not_after\", \"shortened\"}]}")]
+JSON: {\"cluster\", \"ca\": {\"cert\", \"key\", \"not_after\"}, \"map\", \
+    \"nodes\": [{\"name\", \"address\", \"ca\", \"cert\", \"key\", \"not_after\", \"shortened\"}]}")]
 pub struct InitArgs {
     /// The cluster's name
     name: String,
@@ -85,11 +85,11 @@ Examples:
   forebay cluster certify --ca training a b c     # before their certificates expire
   forebay cluster certify --ca training d         # a new node
 
-Writes DIR/NODE/ca.pem, node.pem and node.key, with a new key. Running nodes read them again when
-they change.
+Writes DIR/NODE/ca.pem, node.pem and node.key, with a new key. Running nodes read them again when \
+    they change.
 
-JSON: {\"ca\": {\"cert\", \"key\", \"not_after\"},
-\"nodes\": [{\"name\", \"ca\", \"cert\", \"key\", \"not_after\", \"shortened\", \"new\"}]}")]
+JSON: {\"ca\": {\"cert\", \"key\", \"not_after\"}, \
+    \"nodes\": [{\"name\", \"ca\", \"cert\", \"key\", \"not_after\", \"shortened\", \"new\"}]}")]
 pub struct CertifyArgs {
     /// The directory that `forebay cluster init` made, with ca.pem and ca.key
     #[arg(long, value_name = "DIR")]

@@ -12,12 +12,13 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  forebay cluster map training --member a=10.0.0.1:8300,2TiB --member b=10.0.0.2:8300,2TiB > map.json
+  forebay cluster map training --member a=10.0.0.1:8300,2TiB \\
+    --member b=10.0.0.2:8300,2TiB > map.json
   forebay cluster map training --after map.json --member a=10.0.0.1:8300,2TiB,rack-1 \\
     --member c=10.0.0.3:8300,4TiB,rack-2 > next.json
 
-Give all nodes the same file (cluster.map), and each its name (cluster.node). Replace the file as a
-whole (mv): nodes read it again by themselves.")]
+Give all nodes the same file (cluster.map), and each its name (cluster.node). Replace the file as a \
+    whole (mv): nodes read it again by themselves.")]
 pub struct Args {
     /// The cluster's name
     name: String,

@@ -31,14 +31,14 @@ Examples:
   forebay cluster plan --simulate 100         # lives of 100 clusters of 500 to 1,000 nodes
   forebay cluster plan --simulate 1 --seed 17 # one of them again
 
-A simulated cluster has nodes with random weights and zones, which join, drain, die, come back and are
-forgotten; after each change it is checked that placement and routes keep what is promised. Exit code 1
-if something did not hold. JSON then: {\"clusters\", \"broken\": [{\"seed\", \"change\", \"happened\",
-\"what\"}], \"nodes_least\", \"nodes_most\", \"maps\", \"checks\", \"moved\", \"least\", \"weights_off\",
-\"seconds\"}.
+A simulated cluster has nodes with random weights and zones, which join, drain, die, come back and are \
+    forgotten; after each change it is checked that placement and routes keep what is promised. Exit code 1 \
+    if something did not hold. JSON then: {\"clusters\", \"broken\": [{\"seed\", \"change\", \"happened\", \
+    \"what\"}], \"nodes_least\", \"nodes_most\", \"maps\", \"checks\", \"moved\", \"least\", \"weights_off\", \
+    \"seconds\"}.
 
-JSON: {\"nodes\", \"units\", \"max_over_mean\", \"min_over_mean\", \"table_seconds\"}; with a change also \"moved\" and
-\"least\" (shares of all that is cached), \"between_others\" (0), \"bytes\", \"seconds\".")]
+JSON: {\"nodes\", \"units\", \"max_over_mean\", \"min_over_mean\", \"table_seconds\"}; with a change also \"moved\" and \
+    \"least\" (shares of all that is cached), \"between_others\" (0), \"bytes\", \"seconds\".")]
 pub struct Args {
     /// Nodes of the cluster
     #[arg(

@@ -41,13 +41,13 @@ pub struct StatusArgs {}
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("\
 Examples:
-  forebay cluster drain node-3            # its share goes to the others; it still serves what it has
+  forebay cluster drain node-3            # its share goes to the others
   forebay cluster drain node-3 --wait     # and returns when the others have all of it
   forebay cluster drain node-3 --undo     # it takes a share again
   forebay cluster status                  # how far that is
 
-Orders the same again if it was ordered before. When the status says that the node is drained, it may
-be stopped, and then forgotten.
+Orders the same again if it was ordered before. When the status says that the node is drained, it may \
+    be stopped, and then forgotten.
 
 {JSON_SHAPE}"))]
 pub struct DrainArgs {
@@ -75,8 +75,9 @@ pub struct DrainArgs {
 Example:
   forebay cluster forget node-3
 
-Members that are away for cluster.forget_after are forgotten without this. One that comes back joins
-again by itself. {JSON_SHAPE}"))]
+Members that are away for cluster.forget_after are forgotten without this. One that comes back joins \
+    again by itself.
+{JSON_SHAPE}"))]
 pub struct ForgetArgs {
     /// The member, which must be stopped: its name, or its id if several have that name
     #[arg(value_name = "MEMBER")]

@@ -28,18 +28,18 @@ Examples:
   forebay top --once
   forebay top -n 60 --json > minute.jsonl
 
-Rates and percentiles are of the interval before. In a cluster, each node is a row, and each interval a table;
---this-node, and --admin, show one node. Where stdout is not a terminal, each interval is one line.
-JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\", \"hit_ratio\",
-\"cache\": {\"hit\", \"miss\", \"revalidated\", \"stale\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds,
-\"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"},
-\"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"},
-\"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is \
+Rates and percentiles are of the interval before. In a cluster, each node is a row, and each interval a table; \
+    --this-node, and --admin, show one node. Where stdout is not a terminal, each interval is one line.
+JSON lines: {\"time_ms\", \"seconds\", \"served_bytes_per_s\", \"requests_per_s\", \"hit_ratio\", \
+    \"cache\": {\"hit\", \"miss\", \"revalidated\", \"stale\", \"bypass\"} per second, \"latency\": {\"p50\", \"p90\", \"p99\"} in seconds, \
+    \"origin\": {\"requests_per_s\", \"errors_per_s\", \"bytes_per_s\"}, \
+    \"batch\": {\"batches_per_s\", \"entries_per_s\", \"bytes_per_s\", \"soft_errors_per_s\"}, \
+    \"memory\", \"disk\": {\"used\", \"total\"} in bytes}; null where nothing happened or there is \
     none.
 Of a cluster: {\"time_ms\", \"seconds\", \"cluster\", \"nodes\": [{\"id\", \"name\", \"state\", \"answers\", and the rates below, \
-    if it tells them}],
-\"total\": {\"used_bytes\", \"capacity_bytes\", \"objects_per_s\", \"requests_per_s\", \"errors_per_s\", \"sent_bytes_per_s\",
-\"from_nodes_bytes_per_s\", \"from_buckets_bytes_per_s\", \"hits_per_s\", \"misses_per_s\", \"hit_ratio\"}}.")]
+    if it tells them}], \
+    \"total\": {\"used_bytes\", \"capacity_bytes\", \"objects_per_s\", \"requests_per_s\", \"errors_per_s\", \"sent_bytes_per_s\", \
+    \"from_nodes_bytes_per_s\", \"from_buckets_bytes_per_s\", \"hits_per_s\", \"misses_per_s\", \"hit_ratio\"}}.")]
 pub struct Args {
     /// One interval, then stop
     #[arg(long, conflicts_with = "count")]
