@@ -301,11 +301,14 @@ def asked_in_pieces(
     expected, in pieces, which are asked for one after the other: one of them is held at a time.
     """
     try:
-        yield asked.result()
-        return
+        found = asked.result()
     except TooLarge:
         if len(rows) <= 1:
             raise
+    else:
+        # Not in the `try`: where the interpreter ends here, the name of the error is gone.
+        yield found
+        return
     yield from in_pieces(ask, rows, sources)
 
 

@@ -24,6 +24,10 @@ T = TypeVar("T")
 class Pool(ThreadPoolExecutor):
     """Threads, which begin nothing any more once the interpreter is ending."""
 
+    # Here a generator finds it that is closed when the interpreter ends, and the names of modules
+    # are gone.
+    _empty = queue.Empty
+
     def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Gives work to it.
 
@@ -52,7 +56,7 @@ class Pool(ThreadPoolExecutor):
         while cancel_futures:
             try:
                 work = given.get_nowait()
-            except queue.Empty:
+            except self._empty:
                 break
             if work is not None:
                 work.future.cancel()

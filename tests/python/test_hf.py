@@ -7,6 +7,8 @@ import decimal
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import datasets
 import forebay
@@ -275,6 +277,23 @@ def test_shards_that_make_no_sense_are_refused(ds):
     none = ds.filter(forebay.col("id") < 0)
     assert list(none.to_hf_iterable()) == [] and len(none.to_hf()) == 0
     assert none.to_hf().column_names == ds.columns
+
+
+UNFINISHED = """
+import forebay
+from datasets.distributed import split_dataset_by_node
+
+ds = forebay.open("tables/a/*.parquet")
+begun = iter(split_dataset_by_node(ds.to_hf_iterable(), rank=0, world_size=2))
+next(begun)
+"""
+
+
+def test_a_program_may_end_in_the_middle_of_a_loop(tables):
+    run = [sys.executable, "-c", UNFINISHED]
+    env = {**os.environ, "FOREBAY_NODE": tables.url}
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
 
 
 def test_a_loop_survives_a_restart_of_the_node(tmp_path):
