@@ -17,6 +17,7 @@ import numpy as np
 from . import _command
 from ._look import PREVIEW_ROWS, as_json, describe, one_line, plain, told
 from ._paced import Pace, paced
+from ._words import counted
 from .errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -109,9 +110,7 @@ def _run(args: argparse.Namespace) -> int:
             "files": ds.info["files"],
             "bytes": ds.info["bytes"],
             "rows": len(ds),
-            "left_out": [
-                {"name": s["name"], "message": s["message"]} for s in ds.info.get("skipped", [])
-            ],
+            "left_out": [{"name": name, "message": said} for name, said in _left_out(ds)],
             "seen": seen,
             "columns": columns,
             "first": [
@@ -188,11 +187,22 @@ def _about(ds: Dataset[Any]) -> list[str]:
         ("rows", f"{len(ds):,}"),
     ]
     lines = [f"{name:<9} {value}" for name, value in rows]
-    skipped = info.get("skipped", [])
-    lines += [f"left out  {one_line(s['name'])}: {one_line(s['message'])}" for s in skipped[:NAMED]]
-    if len(skipped) > NAMED:
-        lines.append(f"left out  {len(skipped) - NAMED:,} more")
+    left_out = _left_out(ds)
+    lines += [f"left out  {one_line(name)}: {one_line(said)}" for name, said in left_out[:NAMED]]
+    if len(left_out) > NAMED:
+        lines.append(f"left out  {len(left_out) - NAMED:,} more")
     return lines
+
+
+def _left_out(ds: Dataset[Any]) -> list[tuple[str, str]]:
+    """What is not in the dataset though it was named, and why: damaged files, and names with
+    characters that no request to the node may have, of which it tells one.
+    """
+    left_out = [(s["name"], s["message"]) for s in ds.info.get("skipped", [])]
+    if unreadable := ds.info.get("unreadable_names", 0):
+        why = f"{counted(unreadable, 'name')} like this cannot be read through this node"
+        left_out.insert(0, (ds.info["unreadable_name"], why))
+    return left_out
 
 
 def _size(size: int) -> str:

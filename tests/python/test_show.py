@@ -278,6 +278,18 @@ def test_ctrl_c_while_modules_are_loaded_ends_a_command(tmp_path, command):
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_names_that_cannot_be_read_are_told(node, origin_s3, scratch):
+    for name in ("0.txt", "1\n.txt"):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{name}", Body=b"text")
+    source = (f"scratch/{scratch}/", "--format", "objects", "--rows", "1")
+    done = show(node, *source)
+    assert done.returncode == 0 and "rows      1\n" in done.stdout, done.stderr
+    said = "1 name like this cannot be read through this node"
+    assert f"left out  scratch/{scratch}/1\\n.txt: {said}\n" in done.stdout, done.stdout
+    (left_out,) = json.loads(show(node, *source, "--json").stdout)["left_out"]
+    assert left_out == {"name": f"scratch/{scratch}/1\n.txt", "message": said}
+
+
 def test_members_of_tars_are_shown_as_what_webdataset_takes_them_for(shown):
     done = show(shown, "bk/samples.tar")
     assert done.returncode == 0, done.stderr
