@@ -18,11 +18,18 @@ _WITH_VALUE = ("--node", "--ca")
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
     arguments = sys.argv[1:]
-    at = _command(arguments)
+    at = _place(arguments)
     if at is not None and arguments[at] in _OF_PACKAGE:
         try:
             command = importlib.import_module(f".{arguments[at]}", __package__)
             status: int = command.main([*arguments[:at], *arguments[at + 1 :]])
+        except ModuleNotFoundError as e:
+            if e.name != "numpy":
+                raise
+            from . import _command
+
+            _command.lacks(f"forebay {arguments[at]}", "NumPy", "pip install numpy", arguments)
+            return 1
         except KeyboardInterrupt:
             # While modules were loaded: a command that runs has a word of its own for it.
             print("interrupted", file=sys.stderr)
@@ -31,7 +38,7 @@ def main() -> int:
     return cli_main(["forebay", *arguments])
 
 
-def _command(arguments: list[str]) -> int | None:
+def _place(arguments: list[str]) -> int | None:
     """Where the command is."""
     at = 0
     while at < len(arguments):

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import errors
 from ._forebay import Client
-from .errors import Error, InvalidRequest
+from .errors import Error, InvalidRequest, Unsupported
 
 DEFAULT_NODE = "http://127.0.0.1:8080"
 #: What kind an error is of, by the codes of the node and of the compiled commands; the first class
@@ -156,6 +156,12 @@ def run(
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return 130
+
+
+def lacks(command: str, library: str, remedy: str, words: Sequence[str]) -> None:
+    """Says that a command cannot run without a library that is not installed."""
+    error = Unsupported(f"{command} needs {library}, which is not installed", hint=remedy)
+    _failed(error, argparse.Namespace(json="--json" in words, verbose=False))
 
 
 def _drop_output() -> None:

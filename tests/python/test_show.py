@@ -278,6 +278,26 @@ def test_ctrl_c_while_modules_are_loaded_ends_a_command(tmp_path, command):
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from forebay.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_without_numpy_it_says_what_it_lacks():
+    def run(*words: str) -> subprocess.CompletedProcess:
+        words = (sys.executable, "-c", WITHOUT_NUMPY, "show", *words)
+        return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+    what = "forebay show needs NumPy, which is not installed"
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (1, f"error: {what}\nhint: pip install numpy\n")
+    error = json.loads(run("a/", "--json").stderr)["error"]
+    assert (error["code"], error["message"]) == ("unsupported", what)
+
+
 def test_names_that_cannot_be_read_are_told(node, origin_s3, scratch):
     for name in ("0.txt", "1\n.txt"):
         origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{name}", Body=b"text")
