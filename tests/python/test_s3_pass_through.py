@@ -411,6 +411,9 @@ def test_a_policy_comes_first(service, tmp_path):
         for n, call in enumerate(denied):
             assert outcome(call, "policed")[:2] == (403, "AccessDenied"), n
         assert restricted.get_object(**b, Key="a/k")["Body"].read() == b"x" * 100_000
+        names = {"Objects": [{"Key": "a/k"}]}
+        bypassed = restricted.delete_objects(**b, Delete=names, BypassGovernanceRetention=True)
+        assert [e["Code"] for e in bypassed["Errors"]] == ["AccessDenied"]
         assert admin.get_bucket_acl(**b)["Owner"]
         wrong = client("AK1", "not-the-secret")
         assert outcome(lambda: wrong.get_object_tagging(**b, Key="a/k"), "policed")[:2] == (
@@ -549,6 +552,31 @@ def test_what_reaches_the_origin(recorded):
         assert metadata["x-amz-restore"] == 'ongoing-request="true"'
         assert metadata["x-amz-request-id"] != "of the origin"
     assert SECRET_KEY not in str(seen)
+
+
+def test_what_goes_with_removals_reaches_the_origin_with_each(recorded, tables):
+    seen, s3, _ = recorded
+    seen.clear()
+    names = {"Objects": [{"Key": "a"}, {"Key": "b", "VersionId": "v/1"}]}
+    sent = {"BypassGovernanceRetention": True, "ExpectedBucketOwner": "123"}
+    removed = s3.delete_objects(Bucket="real", Delete=names, **sent)
+    assert [d["Key"] for d in removed["Deleted"]] == ["a", "b"] and "Errors" not in removed
+    assert sorted(r[:2] for r in seen) == [
+        ("DELETE", "/real/a"),
+        ("DELETE", "/real/b?versionId=v%2F1"),
+    ]
+    headers = {"x-amz-bypass-governance-retention": "true", "x-amz-expected-bucket-owner": "123"}
+    for _, _, told, _ in seen:
+        assert headers.items() <= told.items(), told
+        assert all(name in told["authorization"] for name in headers), told
+    # A directory locks nothing.
+    of_a_directory = s3_client(tables.url)
+    of_a_directory.put_object(Bucket="tables", Key="removals/k", Body=b"x")
+    names = {"Objects": [{"Key": "removals/k"}]}
+    with pytest.raises(ClientError) as caught:
+        of_a_directory.delete_objects(Bucket="tables", Delete=names, BypassGovernanceRetention=True)
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
+    of_a_directory.delete_object(Bucket="tables", Key="removals/k")
 
 
 def test_what_nobody_knows_is_not_passed_on(recorded):

@@ -494,7 +494,8 @@ pub struct Removed {
     pub marker: Option<String>,
 }
 
-/// Removes an object, or one version of it, at its origin; `None` if that is not an S3 service.
+/// Removes an object, or one version of it, at its origin, which is told `headers` with it; `None` if
+/// that is not an S3 service.
 ///
 /// # Errors
 /// The origin's error, under its own code where S3 documents that code for removals.
@@ -502,6 +503,7 @@ pub async fn remove(
     engine: &Engine,
     name: &ObjectName,
     version: Option<&str>,
+    headers: HeaderMap,
 ) -> Result<Option<Removed>, Refusal> {
     let origin = engine.buckets().origin(name.bucket()).await?;
     if origin.s3().is_none() {
@@ -514,7 +516,7 @@ pub async fn remove(
             .map(|version| ("versionId".to_owned(), version.to_owned()))
             .into_iter()
             .collect(),
-        headers: HeaderMap::new(),
+        headers,
         body: ForwardBody::Empty,
     };
     let changes = Changes::Object(name.clone());

@@ -85,6 +85,14 @@ pub(super) const HEADERS: &[&str] = &[
     "x-amz-user-agent",
 ];
 
+/// Headers of DeleteObjects that an S3 origin is told with each of the removals (`forward::remove`).
+/// For other origins, `write.rs` refuses them.
+pub(super) const OF_REMOVALS: &[&str] = &[
+    "x-amz-bypass-governance-retention",
+    "x-amz-expected-bucket-owner",
+    "x-amz-mfa",
+];
+
 /// Headers whose values may be shown. Some of the others hold secrets: encryption keys, tokens.
 const SHOWN: &[&str] = &["x-amz-acl", "x-amz-tagging-directive"];
 
@@ -173,6 +181,8 @@ fn is_in_its_place(name: &str, method: &Method, object: bool) -> bool {
 /// cannot do it either. It names the header or the parameter.
 pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<Refusal> {
     let object = !target.key.is_empty();
+    let removes =
+        *method == Method::POST && !object && target.query.iter().any(|(n, _)| n == "delete");
     for (name, value) in &target.query {
         let known = (QUERY.contains(&name.as_str()) && is_in_its_place(name, method, object))
             || name.starts_with("response-")
@@ -196,6 +206,9 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
     for (name, value) in headers {
         let name = name.as_str();
         if !name.starts_with("x-amz-") || name.starts_with("x-amz-meta-") {
+            continue;
+        }
+        if removes && OF_REMOVALS.contains(&name) {
             continue;
         }
         let value = value.as_bytes();
@@ -508,6 +521,9 @@ mod tests {
             .is_ok()
         );
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
+        let bypass = [("x-amz-bypass-governance-retention", "true")];
+        assert!(check(Method::POST, "/b?delete", &bypass).is_ok());
+        assert!(check(Method::DELETE, "/b/k", &bypass).is_err());
         assert!(check(Method::PUT, "/b/k", &[("expires", "0")]).is_err());
         assert!(check(Method::DELETE, "/b/k", &[("if-match", "\"a\"")]).is_err());
         assert!(check(Method::DELETE, "/b/k", &[("if-match", "")]).is_ok());

@@ -7,13 +7,14 @@ use super::{
     },
     error::Refusal,
     forward::{self, Removed},
+    guard,
     verify::{Trailing, Verified, verify},
 };
 use crate::{config::Action, note::Note};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::validate_bucket};
 use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 
 /// How many removals of one DeleteObjects request run at the same time.
@@ -163,10 +164,21 @@ impl Ops {
         request: S3Request<DeleteObjectsInput>,
     ) -> S3Result<S3Response<DeleteObjectsOutput>> {
         let (note, policy) = (note(&request)?, policy(&request)?);
+        let told: HeaderMap = guard::OF_REMOVALS
+            .iter()
+            .filter_map(|name| {
+                let value = request.headers.get(*name)?.clone();
+                Some((HeaderName::from_static(name), value))
+            })
+            .collect();
         let DeleteObjectsInput { bucket, delete, .. } = request.input;
         note.set_name(&bucket, "");
         answer(validate_bucket(&bucket), &note)?;
-        answer(self.engine.buckets().origin(&bucket).await.map(drop), &note)?;
+        let origin = answer(self.engine.buckets().origin(&bucket).await, &note)?;
+        if let (Some(header), None) = (told.keys().next(), origin.s3()) {
+            let refusal = guard::not_offered(format!("the header {header}"));
+            return Err(refusal.to_s3(&note));
+        }
         if delete.objects.len() > limits::DELETE_OBJECTS_MAX_KEYS {
             let e = Error::invalid(format!(
                 "{} keys in one DeleteObjects request",
@@ -175,11 +187,16 @@ impl Ops {
             .hint("1000 at most");
             return Err(Refusal::bad("MalformedXML", e).to_s3(&note));
         }
+        let bypasses = told.contains_key("x-amz-bypass-governance-retention");
         let removals = delete.objects.into_iter().map(|o| {
-            let (bucket, permitted) = (&bucket, policy.check(Action::Write, &bucket, &o.key));
+            let mut permitted = policy.check(Action::Write, &bucket, &o.key);
+            if bypasses {
+                permitted = permitted.and_then(|()| policy.check(Action::Admin, &bucket, &o.key));
+            }
+            let (bucket, told) = (&bucket, &told);
             async move {
                 let removed = match permitted {
-                    Ok(()) => self.remove_one(bucket, &o).await,
+                    Ok(()) => self.remove_one(bucket, &o, told).await,
                     Err(e) => Err(e.into()),
                 };
                 (o, removed)
@@ -219,14 +236,20 @@ impl Ops {
     }
 
     /// The origin removes the object, or one version of it, where it is an S3 service; otherwise it
-    /// is removed here, where objects have one version. Conditions are not offered.
-    async fn remove_one(&self, bucket: &str, o: &ObjectIdentifier) -> Result<Removed, Refusal> {
+    /// is removed here, where objects have one version. An S3 service is told the headers `told`.
+    /// Conditions are not offered.
+    async fn remove_one(
+        &self,
+        bucket: &str,
+        o: &ObjectIdentifier,
+        told: &HeaderMap,
+    ) -> Result<Removed, Refusal> {
         let name = name(bucket, &o.key)?;
         let is_conditional =
             o.e_tag.is_some() || o.last_modified_time.is_some() || o.size.is_some();
         if !is_conditional
             && let Some(removed) =
-                forward::remove(&self.engine, &name, o.version_id.as_deref()).await?
+                forward::remove(&self.engine, &name, o.version_id.as_deref(), told.clone()).await?
         {
             return Ok(removed);
         }
