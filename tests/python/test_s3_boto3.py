@@ -226,6 +226,36 @@ def test_conditional_puts(s3, scratch):
     assert s3.get_object(Bucket="scratch", Key=scratch)["Body"].read() == b"1"
 
 
+def test_an_etag_without_quotes_is_a_condition(tables):
+    s3, k = s3_client(tables.url), {"Bucket": "tables", "Key": "conditions/k"}
+
+    def bare():
+        return s3.head_object(**k)["ETag"].strip('"')
+
+    s3.put_object(**k, Body=b"first")
+    old = bare()
+    assert "." in old
+    s3.put_object(**k, Body=b"second", IfMatch=old)
+    s3.put_object(Bucket="tables", Key="conditions/source", Body=b"copied")
+    s3.copy_object(**k, CopySource="tables/conditions/source", IfMatch=bare())
+    upload = k | {"UploadId": s3.create_multipart_upload(**k)["UploadId"]}
+    part = {"PartNumber": 1, "ETag": s3.upload_part(**upload, PartNumber=1, Body=b"third")["ETag"]}
+    parts = {"MultipartUpload": {"Parts": [part]}}
+    for call in (
+        lambda: s3.put_object(**k, Body=b"late", IfMatch=old),
+        lambda: s3.copy_object(**k, CopySource="tables/conditions/source", IfMatch=old),
+        lambda: s3.complete_multipart_upload(**upload, **parts, IfMatch=old),
+    ):
+        with pytest.raises(ClientError) as caught:
+            call()
+        assert code_of(caught) == (412, "PreconditionFailed")
+    assert s3.get_object(**k)["Body"].read() == b"copied"
+    s3.complete_multipart_upload(**upload, **parts, IfMatch=bare())
+    assert s3.get_object(**k)["Body"].read() == b"third"
+    for key in ("conditions/k", "conditions/source"):
+        s3.delete_object(Bucket="tables", Key=key)
+
+
 @pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_puts_with_checksums_in_headers_and_trailers(s3, scratch, algorithm, streamed):

@@ -5,6 +5,7 @@ use crate::{auth::Policy, note::Note, object};
 use forebay_core::{Attributes, Error, ObjectName, Result};
 use forebay_engine::{ByteStream, PutCondition};
 use futures::{StreamExt, TryStreamExt};
+use http::{HeaderMap, HeaderValue, header};
 use s3s::{
     S3Error, S3Request, S3Result,
     dto::{ETag, ETagCondition, Metadata, StreamingBlob, Timestamp},
@@ -63,6 +64,22 @@ pub fn etag_text(etag: &ETag) -> String {
 
 pub fn timestamp(ms: i64) -> Timestamp {
     Timestamp::from(UNIX_EPOCH + Duration::from_millis(ms.max(0) as u64))
+}
+
+/// Puts quotes around an ETag that a client sent without them as the condition of a write, as S3 takes
+/// it. The library takes it only if it has no dot; those of files have.
+pub fn quote_etags(headers: &mut HeaderMap) {
+    for name in [header::IF_MATCH, header::IF_NONE_MATCH] {
+        if headers.get_all(&name).iter().nth(1).is_some() {
+            continue;
+        }
+        let sent = headers.get(&name).and_then(|v| v.to_str().ok());
+        let sent = sent.unwrap_or_default().trim();
+        let is_bare = !sent.is_empty() && sent != "*" && !sent.contains(['"', ',']);
+        if is_bare && let Ok(quoted) = HeaderValue::from_str(&format!("\"{sent}\"")) {
+            headers.insert(name, quoted);
+        }
+    }
 }
 
 /// The condition of a write: `If-None-Match: *` or `If-Match`.
@@ -161,6 +178,30 @@ mod tests {
             assert_eq!(etag_text(&etag(Some(text)).unwrap()), text);
         }
         assert_eq!(etag_text(&etag(Some("0x8D=")).unwrap()), "\"0x8D=\"");
+    }
+
+    #[test]
+    fn an_etag_without_quotes_is_a_condition() {
+        for (sent, meant) in [
+            ("a1-2-crc32c.0ab7", "\"a1-2-crc32c.0ab7\""),
+            (" a ", "\"a\""),
+            ("\"a.b\"", "\"a.b\""),
+            ("W/\"a\"", "W/\"a\""),
+            ("a, b", "a, b"),
+            ("*", "*"),
+            ("", ""),
+        ] {
+            let value = HeaderValue::from_str(sent).unwrap();
+            let mut headers = HeaderMap::from_iter([(header::IF_MATCH, value)]);
+            quote_etags(&mut headers);
+            assert_eq!(headers[header::IF_MATCH], meant, "{sent:?}");
+        }
+        let mut two = HeaderMap::new();
+        for etag in ["a", "b"] {
+            two.append(header::IF_MATCH, HeaderValue::from_static(etag));
+        }
+        quote_etags(&mut two);
+        assert_eq!(two.get_all(header::IF_MATCH).iter().count(), 2);
     }
 
     #[test]

@@ -470,6 +470,7 @@ impl Serving {
             let e = Error::unsupported("a part of an object that was uploaded in several");
             return Err(e.hint("read it by ranges").into());
         }
+        convert::quote_etags(&mut head.headers);
         if let Some(source) = &source {
             policy.check(Action::Write, &target.bucket, &target.key)?;
             policy.check(Action::Read, source.name.bucket(), source.name.key())?;
