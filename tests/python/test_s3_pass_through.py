@@ -221,6 +221,22 @@ def test_versions(same, direct, through, buckets):
     assert old(buckets[1]) not in [v["VersionId"] for v in current]
 
 
+def test_versions_of_one_object_are_removed_by_one_request(direct, through, buckets):
+    bucket = buckets[1]
+    direct.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    for _ in range(5):
+        versions = [
+            direct.put_object(Bucket=bucket, Key="k", Body=b"%d" % n)["VersionId"] for n in range(5)
+        ]
+        names = [{"Key": "k", "VersionId": version} for version in versions]
+        names.insert(2, {"Key": "other"})
+        removed = through.delete_objects(Bucket=bucket, Delete={"Objects": names})
+        assert [(d["Key"], d.get("VersionId")) for d in removed["Deleted"]] == [
+            (name["Key"], name.get("VersionId")) for name in names
+        ]
+        assert "Versions" not in direct.list_object_versions(Bucket=bucket, Prefix="k")
+
+
 def test_uploads_are_the_origins(same, direct, through, buckets):
     large = b"x" * (5 * MIB)
     crc = [base64.b64encode(zlib.crc32(b).to_bytes(4, "big")).decode() for b in (large, b"end")]

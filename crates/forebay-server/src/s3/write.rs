@@ -16,8 +16,9 @@ use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
+use std::collections::HashMap;
 
-/// How many removals of one DeleteObjects request run at the same time.
+/// How many objects of one DeleteObjects request are removed at the same time.
 const DELETES_IN_FLIGHT: usize = 32;
 
 /// The length of an upload's body, which must be known.
@@ -188,26 +189,44 @@ impl Ops {
             return Err(Refusal::bad("MalformedXML", e).to_s3(&note));
         }
         let bypasses = told.contains_key("x-amz-bypass-governance-retention");
-        let removals = delete.objects.into_iter().map(|o| {
-            let mut permitted = policy.check(Action::Write, &bucket, &o.key);
-            if bypasses {
-                permitted = permitted.and_then(|()| policy.check(Action::Admin, &bucket, &o.key));
+        // What is asked of one object happens in the order of the request: some services lose one of
+        // two removals of versions of it at a time.
+        let mut objects: Vec<Vec<(usize, ObjectIdentifier)>> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        for (at, o) in delete.objects.into_iter().enumerate() {
+            let place = *places.entry(o.key.clone()).or_insert(objects.len());
+            if place == objects.len() {
+                objects.push(Vec::new());
             }
-            let (bucket, told) = (&bucket, &told);
+            objects[place].push((at, o));
+        }
+        let removals = objects.into_iter().map(|of_one| {
+            let (bucket, told, policy) = (&bucket, &told, &policy);
             async move {
-                let removed = match permitted {
-                    Ok(()) => self.remove_one(bucket, &o, told).await,
-                    Err(e) => Err(e.into()),
-                };
-                (o, removed)
+                let mut results = Vec::with_capacity(of_one.len());
+                for (at, o) in of_one {
+                    let mut permitted = policy.check(Action::Write, bucket, &o.key);
+                    if bypasses {
+                        let may = policy.check(Action::Admin, bucket, &o.key);
+                        permitted = permitted.and(may);
+                    }
+                    let removed = match permitted {
+                        Ok(()) => self.remove_one(bucket, &o, told).await,
+                        Err(e) => Err(e.into()),
+                    };
+                    results.push((at, o, removed));
+                }
+                results
             }
         });
-        let results: Vec<(ObjectIdentifier, Result<Removed, Refusal>)> = stream::iter(removals)
+        let results: Vec<Vec<_>> = stream::iter(removals)
             .buffered(DELETES_IN_FLIGHT)
             .collect()
             .await;
+        let mut results: Vec<_> = results.into_iter().flatten().collect();
+        results.sort_by_key(|(at, ..)| *at);
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
-        for (object, result) in results {
+        for (_, object, result) in results {
             match result {
                 Ok(removed) => deleted.push(DeletedObject {
                     key: Some(object.key),
