@@ -188,6 +188,21 @@ def test_what_no_origin_can_do_says_so(tables):
     assert s3.get_object(Bucket="tables", Key=key)["Body"].read()
 
 
+def test_a_bucket_that_need_not_lock_its_objects_is_made(tmp_path):
+    (tmp_path / "b").mkdir()
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'b'}/*"])
+    try:
+        s3 = s3_client(node.url)
+        # rclone says so with each bucket that it makes.
+        s3.create_bucket(Bucket="made", ObjectLockEnabledForBucket=False)
+        assert (tmp_path / "b" / "made").is_dir()
+        with pytest.raises(ClientError) as caught:
+            s3.create_bucket(Bucket="locked", ObjectLockEnabledForBucket=True)
+        assert code_of(caught) == (501, "NotImplemented")
+    finally:
+        node.stop()
+
+
 def test_put_get_delete(s3, origin_s3, scratch):
     key = f"{scratch}/ü +%/k"
     put = s3.put_object(

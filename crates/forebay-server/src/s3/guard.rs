@@ -51,6 +51,7 @@ pub(super) const HEADERS: &[&str] = &[
     "x-amz-acl",
     // The C++ SDK sends the protocol's only version in each request.
     "x-amz-api-version",
+    "x-amz-bucket-object-lock-enabled",
     "x-amz-checksum-algorithm",
     "x-amz-checksum-crc32",
     "x-amz-checksum-crc32c",
@@ -215,6 +216,8 @@ pub fn foreign(method: &Method, target: &Target, headers: &HeaderMap) -> Option<
         let ok = HEADERS.contains(&name)
             && match name {
                 "x-amz-acl" => is_private(value),
+                // rclone says so with each bucket that it makes.
+                "x-amz-bucket-object-lock-enabled" => value.eq_ignore_ascii_case(b"false"),
                 "x-amz-tagging-directive" => value == b"COPY",
                 _ => true,
             };
@@ -521,6 +524,9 @@ mod tests {
             .is_ok()
         );
         assert!(check(Method::GET, "/b/k?x-id=GetObject&response-content-type=text%2Fplain&X-Amz-Signature=0&versionId=null", &[]).is_ok());
+        let lock = "x-amz-bucket-object-lock-enabled";
+        assert!(check(Method::PUT, "/b", &[(lock, "false")]).is_ok());
+        assert!(check(Method::PUT, "/b", &[(lock, "true")]).is_err());
         let bypass = [("x-amz-bypass-governance-retention", "true")];
         assert!(check(Method::POST, "/b?delete", &bypass).is_ok());
         assert!(check(Method::DELETE, "/b/k", &bypass).is_err());
