@@ -548,6 +548,12 @@ def test_what_reaches_the_origin(recorded):
             {"if-match": '"e"'},
         ),
         (
+            lambda: s3.delete_object(**k, IfMatchSize=3),
+            "DELETE",
+            path,
+            {"x-amz-if-match-size": "3"},
+        ),
+        (
             lambda: s3.get_object(**k, ExpectedBucketOwner="123"),
             "GET",
             path,

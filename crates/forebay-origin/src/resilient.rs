@@ -46,6 +46,9 @@ use std::{
 pub const REPEATABLE_BODY_MAX_BYTES: u64 = 8 << 20;
 /// What is held of a body that goes to its origin as it comes: directories write 1 MiB at a time.
 pub(crate) const PASSING_BODY_BYTES: u64 = 1 << 20;
+/// Conditions of a removal: the object must have this date, or this length.
+const IF_MATCH_DATE: &str = "x-amz-if-match-last-modified-time";
+const IF_MATCH_SIZE: &str = "x-amz-if-match-size";
 /// Where a write appends: the object must have this length.
 const WRITE_OFFSET: &str = "x-amz-write-offset-bytes";
 /// What is kept of an answer that says "later": error documents are shorter.
@@ -566,6 +569,8 @@ impl Origin for Resilient {
             || matches!(method, Method::PUT | Method::DELETE)
                 && !headers.contains_key(IF_MATCH)
                 && !headers.contains_key(IF_NONE_MATCH)
+                && !headers.contains_key(IF_MATCH_DATE)
+                && !headers.contains_key(IF_MATCH_SIZE)
                 && !headers.contains_key(WRITE_OFFSET);
         let bytes = match body {
             ForwardBody::Empty if comes_to_the_same => Bytes::new(),

@@ -107,6 +107,8 @@ const HEADERS: &[&str] = &[
     "x-amz-copy-source-server-side-encryption-",
     "x-amz-expected-bucket-owner",
     "x-amz-grant-",
+    "x-amz-if-match-last-modified-time",
+    "x-amz-if-match-size",
     "x-amz-meta-",
     "x-amz-mfa",
     "x-amz-object-lock-",
