@@ -489,6 +489,26 @@ class TestUploadsInParts:
         upload.complete()
         assert read(bucket, "whole") == b"".join(parts)
 
+    def test_a_part_as_a_file(self, bucket):
+        put(bucket, "filed", b"before")
+        upload = bucket.object("filed").multipart_upload().create()
+        parts = [b"a" * (5 << 20), b"end"]
+        for number, part in enumerate(parts, 1):
+            with upload.add_part(number).as_file() as file:
+                file.write(part)
+            # A part is no object.
+            assert read(bucket, "filed") == b"before"
+        upload.complete()
+        assert read(bucket, "filed") == b"".join(parts)
+        # A second write would take the place of the first.
+        upload = bucket.object("filed").multipart_upload().create()
+        with upload.add_part(1).as_file() as file:
+            file.write(b"one")
+            with pytest.raises(AISError) as caught:
+                file.write(b"two")
+        assert caught.value.status_code == 501 and "part 1" in caught.value.message
+        upload.abort()
+
     def test_what_makes_no_sense_is_refused(self, bucket):
         upload = bucket.object("refused").multipart_upload().create()
         with pytest.raises(AISError) as caught:

@@ -290,12 +290,12 @@ async fn put(call: &Call, name: &ObjectName) -> Result<Response<AnswerBody>> {
     if let Some(to) = copy_target(call) {
         return copy(call, name, to).await;
     }
-    if let Some(what) = call.query("append_type").filter(|w| !w.is_empty()) {
-        return append::append(call, name, what).await;
-    }
     if let Some(upload) = call.query("uploadId") {
         let upload = upload.to_owned();
         return put_part(call, name, &upload).await;
+    }
+    if let Some(what) = call.query("append_type").filter(|w| !w.is_empty()) {
+        return append::append(call, name, what).await;
     }
     let (body, length) = upload_stream(call)?;
     let mut request = PutRequest {
@@ -410,6 +410,18 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
         .and_then(|n| n.parse::<u32>().ok())
         .filter(|n| (1..=limits::UPLOAD_PARTS_MAX as u32).contains(n))
         .ok_or_else(|| Error::invalid("partNumber is not a number from 1 to 10000"))?;
+    // `as_file()` of a part appends, and then flushes. What is appended first is the part.
+    let append = call.query("append_type").filter(|w| !w.is_empty());
+    if append.is_some() && call.query("append_handle").is_some_and(|h| !h.is_empty()) {
+        if append == Some("flush") {
+            return Ok(done(StatusCode::OK));
+        }
+        return Err(Error::unsupported(format!(
+            "part {number} was written already, and a part cannot be appended to"
+        ))
+        .hint("write a part at once: put_content, put_file, or one write of as_file"));
+    }
+    let is_append = append.is_some();
     let (body, length) = upload_stream(call)?;
     let length = length.ok_or_else(|| Error::invalid("a part needs a Content-Length"))?;
     if length == 0 {
@@ -425,7 +437,12 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
     app.uploads
         .send_part(&app.engine, name, upload, new, Default::default)
         .await?;
-    Ok(done(StatusCode::OK))
+    let mut response = done(StatusCode::OK);
+    if is_append {
+        let handle = HeaderValue::from_static("part");
+        response.headers_mut().insert("ais-append-handle", handle);
+    }
+    Ok(response)
 }
 
 /// Multipart uploads by action: `mpt-upload`, `mpt-complete`, `mpt-abort`.
