@@ -401,6 +401,14 @@ class TestCustomProperties:
         assert self.custom(bucket, "o") == {}
         assert read(bucket, "o") == data
 
+    def test_each_property_has_a_header(self, request, bucket):
+        """As in AIStore, whose Go client takes each header for one property."""
+        put(bucket, "o", b"bytes")
+        bucket.object("o").get_writer().set_custom_props({"one": "1", "two": "2"})
+        url = request.getfixturevalue(request.node.callspec.params["ais"]).url
+        answer = requests.head(f"{url}/v1/objects/{bucket.name}/o")
+        assert answer.raw.headers.getlist("ais-custom-md") == ["one=1", "two=2"]
+
     def test_many_set_properties_at_a_time(self, request, bucket):
         put(bucket, "o", b"bytes")
         url = request.getfixturevalue(request.node.callspec.params["ais"]).url

@@ -191,14 +191,11 @@ fn describe(
         set(headers, "ais-location", &format!("t[{}]", call.app.node_id));
     }
     if wanted("custom") {
-        let custom: Vec<String> = meta
-            .attributes
-            .user
-            .iter()
-            .map(|(n, v)| format!("{n}={v}"))
-            .collect();
-        if !custom.is_empty() {
-            set(headers, "ais-custom-md", &custom.join(","));
+        // One header each: Go's client takes each for one property. Others join them by commas.
+        for (n, v) in &meta.attributes.user {
+            if let Ok(value) = HeaderValue::from_str(&format!("{n}={v}")) {
+                headers.append("ais-custom-md", value);
+            }
         }
     }
 }
