@@ -39,6 +39,7 @@ import numpy as np
 
 from . import _forebay, _node
 from ._arguments import U64_MAX, check_rows, column_names, differences, flag, whole_number
+from ._elsewhere import CONCATENATE, explained
 from ._forebay import Client, RowSet
 from ._words import counted, listed
 from .dataset import Dataset, File, Place, S, datasets_of
@@ -664,6 +665,7 @@ def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest[Dataset[An
     return TrainTest(part(True, rows - test), part(False, test))
 
 
+@explained(CONCATENATE)
 def concatenate(datasets: Sequence[Dataset[S]]) -> Dataset[S]:
     """One dataset after the other, as one.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _collate
 from ._decode import OnError
+from ._elsewhere import METHODS, explained
 from .loader import Loader, Options, TooLong, Uneven
 from .pack import Pack
 from .rows import Row, Rows
@@ -66,6 +67,12 @@ class Common(TypedDict, total=False):
 
 class Loadable(ABC, Generic[S_co]):
     """Something that batches can be made from."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, elsewhere in METHODS.items():
+            if name in cls.__dict__:
+                setattr(cls, name, explained(elsewhere)(cls.__dict__[name]))
 
     @abstractmethod
     def _sources(

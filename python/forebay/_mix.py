@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
+from ._elsewhere import MIX, explained
 from ._loadable import Loadable, S_co
 from ._words import counted
 from .dataset import ELSEWHERE, Dataset, S, datasets_of, no_attribute
@@ -375,6 +376,7 @@ class Mix(Loadable[S_co]):
         return f"<forebay.Mix of {' + '.join(names)}{changing}; {rows}>"
 
 
+@explained(MIX)
 def mix(
     datasets: Sequence[Dataset[S]],
     weights: Sequence[float] | Schedule | None = None,

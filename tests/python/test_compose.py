@@ -5,6 +5,7 @@ states.
 from __future__ import annotations
 
 import html
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -568,6 +569,42 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
         _ = ds.take([1]).to_pandas
     again = pickle.loads(pickle.dumps(mixed))
     assert [d.id for d in again.datasets] == [d.id for d in mixed.datasets]
+
+
+def test_arguments_of_other_libraries_are_explained(ds, other):
+    def same(row):
+        return row
+
+    late = forebay.col("id") >= 5
+    mixed = forebay.mix([ds, other])
+    for of in (ds, ds[3:], forebay.concatenate([ds, other]), ds.filter(late), mixed):
+        for call, given, said in (
+            (of.map, {"function": same, "batched": True}, r"loader\(batch_size, collate=\)"),
+            (of.map, {"function": same, "num_proc": 4}, "threads= of a loader"),
+            (of.map, {"function": same, "fn_kwargs": {"n": 1}}, r"functools\.partial"),
+            (of.filter, {"function": same}, "where="),
+            (of.filter, {"where": same, "name": "all", "input_columns": "id"}, "columns="),
+            (of.select, {"indices": [1]}, "rows_or_columns="),
+            (of.select_columns, {"column_names": ["id"]}, "columns="),
+            (of.rename, {"column_mapping": {"id": "n"}}, "names="),
+            (of.cast, {"features": {"id": "int32"}}, "schema="),
+            (of.repeat, {"num_times": 2}, "times="),
+            (of.train_test_split, {"train_size": 0.5}, "test_size="),
+            (of.train_test_split, {"test_size": 0.5, "shuffle": False}, r"skip\(n\)"),
+        ):
+            argument = [*given][-1]
+            with pytest.raises(TypeError, match=rf"\(\) has no argument {argument!r}: .*{said}"):
+                call(**given)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+            of.map(same, nonsense=1)
+        assert of.map(function=same).select(range(2))[1]["id"] == of.select(range(2))[1]["id"]
+    with pytest.raises(TypeError, match="probabilities': weights="):
+        forebay.mix([ds, other], probabilities=[0.5, 0.5])
+    with pytest.raises(TypeError, match="stopping_strategy': epoch_rows="):
+        forebay.mix([ds, other], stopping_strategy="all_exhausted")
+    with pytest.raises(TypeError, match="axis': .*rows come"):
+        forebay.concatenate([ds, other], axis=1)
+    assert list(inspect.signature(ds.map).parameters) == ["function"]
 
 
 def test_one_row_is_shown_as_one(ds, other):
