@@ -144,6 +144,7 @@ def cast(array: Any, to: Any, column: str, of: str) -> Any:
 def types_of(schema: Any) -> dict[str, Any]:
     """Columns and PyArrow types, of a ``pyarrow.Schema`` or a dict of names and types."""
     pa = pyarrow("ds.cast(…)")
+    schema = of_features(schema)
     given = (
         schema
         if isinstance(schema, dict)
@@ -163,6 +164,13 @@ def types_of(schema: Any) -> dict[str, Any]:
                 hint='give a name such as "int32" or "string", or a pyarrow.DataType',
             ) from None
     return found
+
+
+def of_features(schema: Any) -> Any:
+    """The ``pyarrow.Schema`` of the ``Features`` of Hugging Face's ``datasets``, which are a dict
+    of types of their own; anything else as it is.
+    """
+    return getattr(schema, "arrow_schema", schema)
 
 
 #: Types that PyArrow prints so, and does not read again.
@@ -202,7 +210,9 @@ def _fields(schema: Any) -> Sequence[Any]:
             return fields
     except TypeError:
         pass
-    raise TypeError("cast takes a dict of names and types, or a pyarrow.Schema")
+    raise TypeError(
+        "cast takes a dict of names and types, a pyarrow.Schema, or Features of datasets"
+    )
 
 
 def pyarrow(what: str) -> Any:

@@ -42,7 +42,7 @@ from ._arguments import (
     whole_number,
 )
 from ._collate import owned
-from ._dress import Dressed, Dressing, cast, pyarrow, types_of
+from ._dress import Dressed, Dressing, cast, of_features, pyarrow, types_of
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
@@ -248,11 +248,12 @@ def open(
             ``arrow-stream``, ``jsonl``, ``csv``, ``tsv``, ``mds``, ``megatron`` or ``litdata``.
             Default: as the names say.
         columns: Read only these. Default: all.
-        schema: The columns and no others, each with its type: a ``pyarrow.Schema``, or a dict of
-            names and types (``"int64"``, ``"list<item: float>"``, or types of pyarrow; ``"json"``
-            takes any JSON value as text). A column that a file lacks is null; a value that does
-            not fit its type is an error. ``{"json": "string"}`` takes the lines of JSONL as they
-            are. Default: as the files say, with the wider type where numbers differ.
+        schema: The columns and no others, each with its type: a ``pyarrow.Schema``, the
+            ``Features`` of Hugging Face's ``datasets``, or a dict of names and types (``"int64"``,
+            ``"list<item: float>"``, or types of pyarrow; ``"json"`` takes any JSON value as text).
+            A column that a file lacks is null; a value that does not fit its type is an error.
+            ``{"json": "string"}`` takes the lines of JSONL as they are. Default: as the files say,
+            with the wider type where numbers differ.
         labels: Whole objects only: a column ``label``. ``"path"``: the directory that the object is
             in (``"path:2"``: the one above); ``"bucket/labels.csv"``: a CSV or JSONL object with
             columns ``file`` and ``label``; a dict: as the node's API has it.
@@ -343,6 +344,7 @@ def _of_block(name: str, given: Any) -> int:
 
 def _named(schema: Any) -> dict[str, str]:
     """Names and types as the node reads them: pyarrow writes a type as its text."""
+    schema = of_features(schema)
     if isinstance(schema, dict):
         for name, kind in schema.items():
             if isinstance(kind, type):
@@ -355,7 +357,9 @@ def _named(schema: Any) -> dict[str, str]:
     try:
         return {field.name: str(field.type) for field in schema}
     except AttributeError:
-        raise TypeError("schema must be a dict of names and types, or a pyarrow.Schema") from None
+        raise TypeError(
+            "schema must be a dict of names and types, a pyarrow.Schema, or Features of datasets"
+        ) from None
 
 
 def _features(given: Mapping[str, str]) -> dict[str, str]:
@@ -753,7 +757,8 @@ class Dataset(Loadable[S_co]):
 
         Args:
             schema: A dict of names and types (``"int32"``, ``"timestamp[us, tz=UTC]"``, or types of
-                PyArrow), or a ``pyarrow.Schema``. Other columns stay as they are.
+                PyArrow), a ``pyarrow.Schema``, or the ``Features`` of Hugging Face's ``datasets``.
+                Other columns stay as they are.
 
         Raises:
             InvalidRequest: A column does not exist, or there is no conversion between its type and

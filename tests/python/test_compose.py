@@ -197,6 +197,27 @@ def twice(n):
     return 2 * n
 
 
+def test_types_may_be_the_features_of_datasets(ds):
+    import datasets
+
+    features = datasets.Features(
+        {
+            "id": datasets.ClassLabel(num_classes=200),
+            "size": datasets.Value("float32"),
+            "x": datasets.List(datasets.Value("float64")),
+        }
+    )
+    cast = ds.cast(features)
+    assert [cast.schema[name] for name in ("id", "size")] == ["Int64", "Float32"]
+    assert cast[3]["size"] == 4.0 and cast[3]["x"].dtype == np.float64
+    del features["x"]
+    opened = forebay.open("tables/a/", client=ds.client, schema=features)
+    assert opened.columns == ["id", "size"] and opened.schema["size"] == "Float32"
+    assert opened[3]["size"] == 4.0
+    with pytest.raises(TypeError, match="Features of datasets"):
+        ds.cast(["id"])
+
+
 def test_map_comes_after_decode(tables, ds):
     mapped = ds.map(plus).skip(3).map(twice)
     assert mapped[0] == 8 and list(mapped.take(3)) == [8, 10, 12]
