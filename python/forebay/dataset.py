@@ -20,7 +20,15 @@ import itertools
 import operator
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -1078,8 +1086,8 @@ class Dataset(Loadable[S_co]):
         :meth:`skip`.
 
         Args:
-            rows: A list, a range, or an array of whole numbers, from ``-len(ds)`` to ``len(ds) -
-                1``; or a number of rows.
+            rows: A list, a range, an array or an iterator of whole numbers, from ``-len(ds)`` to
+                ``len(ds) - 1``; or a number of rows.
             columns: Read only these.
 
         Raises:
@@ -1124,6 +1132,9 @@ class Dataset(Loadable[S_co]):
                 )
 
     def _ids(self, rows: Any) -> np.ndarray:
+        if isinstance(rows, Iterator | KeysView | ValuesView):
+            # NumPy makes a single object of it.
+            rows = list(rows)
         given = np.asarray(rows)
         if given.size == 0:
             return np.empty(0, np.uint64)

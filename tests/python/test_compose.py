@@ -971,6 +971,18 @@ def test_what_makes_no_sense_is_refused(ds, other):
         ds.take(0).loader(batch_size=1)
 
 
+def test_rows_are_taken_by_what_an_iterator_gives(ds):
+    numbers = [5, 3, 3, 99]
+    for given in (iter(numbers), (n for n in numbers), map(int, "5 3 3 99".split())):
+        assert ds.take(given).numpy()["id"].tolist() == numbers
+    assert ds[3:].take({2: "two", 0: "none"}.keys()).numpy()["id"].tolist() == [5, 3]
+    assert len(ds.take(iter([]))) == 0
+    with pytest.raises(IndexError, match="row 103 "):
+        ds.take(iter([103]))
+    with pytest.raises(TypeError, match="whole numbers"):
+        ds.take(n / 2 for n in numbers)
+
+
 def test_places_are_plain_numbers(ds):
     for of, row in ((ds, 60), (ds.skip(10), 50)):
         place = of.locate(np.uint8(row))
