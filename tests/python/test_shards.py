@@ -604,10 +604,11 @@ def test_a_shard_that_is_damaged_in_the_middle_gives_what_is_before(far):
     far = far({"d.tar": bytes(data)}, rate="50MiB")
     shards = forebay.open_shards("far/d.tar", url=far.node.url, part_bytes=256 << 10)
     seen = []
-    with pytest.raises(forebay.Damaged, match=r"far/d\.tar"):
+    with pytest.raises(forebay.Damaged, match=r"far/d\.tar") as damage:
         for batch in shards.loader(4):
             check(batch)
             seen += keys([batch])
+    assert "leave the shard out" in damage.value.hint, "there is no on_damaged= for shards"
     assert 40 <= len(seen) < 60 and seen == [f"s1/{n:03}" for n in range(len(seen))]
 
 
