@@ -366,6 +366,8 @@ class Examples(_BaseExamplesIterable):
         super().__init__()
         self.source, self._features = source, features
         self.shards, self.request_rows = list(shards), request_rows
+        #: Of what this was made a part, or another order: what its states have in "shards".
+        self._made_of: frozenset[str] = frozenset()
 
     # What it is
 
@@ -384,7 +386,9 @@ class Examples(_BaseExamplesIterable):
 
     def _with(self, shards: Sequence[range], source: Source | None = None) -> Examples:
         of = self.source if source is None else source
-        return Examples(of, self._features, shards, self.request_rows)
+        made = Examples(of, self._features, shards, self.request_rows)
+        made._made_of = self._made_of | {self._identity()["shards"]}
+        return made
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> Examples:
         """The shards in another order, and if there is a shuffle, other rows in them; of a mix, the
@@ -436,7 +440,19 @@ class Examples(_BaseExamplesIterable):
                 f" {str(state['dataset'])[:12]} ({state['type']})",
                 hint="load it into the version, and the selection of rows, that it was saved from",
             )
-        if state["shards"] != mine["shards"]:
+        is_other = state["shards"] != mine["shards"]
+        is_begin = not (state["shard_idx"] or state["shard_example_idx"])
+        if is_other and is_begin and state["shards"] in self._made_of:
+            # Of a worker that was resumed in the middle and has given out nothing since, datasets
+            # has it too. So it says nothing of where the worker was.
+            raise InvalidRequest(
+                f"the state is of {source.name} before its shards were dealt out, as datasets"
+                " has it for a worker that has given out nothing since it began, or since it was"
+                " resumed",
+                hint="load one that was saved after each worker had given out a batch; or begin"
+                " anew, if it was saved in the first steps",
+            )
+        if is_other:
             mixed = "the weights, " if source.is_mix else ""
             raise InvalidRequest(
                 f"the state is of other shards, or of another order, of {source.name}",

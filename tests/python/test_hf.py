@@ -175,6 +175,37 @@ def test_a_loader_of_workers_resumes_in_the_middle_on_each_node(ds):
     assert sorted(rows) == list(range(A_ROWS))
 
 
+def test_a_state_with_workers_that_gave_out_nothing_is_refused(ds):
+    """It says the same whether they had not begun, or were resumed in the middle."""
+
+    def make(state=None, workers=2):
+        rows = ds.to_hf_iterable(num_shards=5).select_columns(["id"])
+        loader = StatefulDataLoader(rows, batch_size=10, num_workers=workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    whole = [batch["id"].tolist() for batch in make()]
+    begun = make()
+    batches = iter(begun)
+    next(batches)
+    early = begun.state_dict()
+    next(batches)
+    both = begun.state_dict()
+    assert [batch["id"].tolist() for batch in make(both)] == whole[2:]
+    resumed = make(both)
+    batches = iter(resumed)
+    next(batches)
+    for state in (make().state_dict(), early, resumed.state_dict()):
+        with pytest.raises(forebay.InvalidRequest, match="has given out nothing since"):
+            list(make(state))
+    next(batches)
+    assert [batch["id"].tolist() for batch in make(resumed.state_dict())] == whole[4:]
+    # A single worker has all shards: it is a state of these.
+    single = make(make(workers=1).state_dict(), workers=1)
+    assert [i for batch in single for i in batch["id"].tolist()] == list(range(A_ROWS))
+
+
 def test_epochs_take_shards_in_another_order_and_resume(ds):
     rows = ds.to_hf_iterable(num_shards=12)
     orders = []
