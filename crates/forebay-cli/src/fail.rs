@@ -164,7 +164,8 @@ fn placed(said: &str, what: &str) -> String {
     if said.contains(what) {
         said.to_owned()
     } else {
-        format!("{said}: {what}")
+        // Origins end their sentences.
+        format!("{}: {what}", said.trim_end_matches('.'))
     }
 }
 
@@ -233,6 +234,10 @@ mod tests {
         assert_eq!(
             said(Error::invalid("a limit (of 5 MiB and more)")),
             ("a limit (of 5 MiB and more): bk/key".into(), None)
+        );
+        assert_eq!(
+            said(Error::invalid("The key is not valid.")).0,
+            "The key is not valid: bk/key"
         );
         let no_tokens = Error::new(ErrorKind::Unauthenticated, "no tokens");
         assert_eq!(
