@@ -504,7 +504,7 @@ class TestUploadsInParts:
         for number, part in enumerate(parts, 1):
             with upload.add_part(number).as_file() as file:
                 file.write(part)
-            # A part is no object.
+            # Readers do not see a part before the upload is completed.
             assert read(bucket, "filed") == b"before"
         upload.complete()
         assert read(bucket, "filed") == b"".join(parts)
