@@ -146,6 +146,9 @@ pub struct Reads {
     pub begin: (u64, u64),
     /// `None`: all of them.
     pub columns: Option<Vec<String>>,
+    /// So many rows are read at a time that nearly every block has some among them, which are read
+    /// from it together.
+    pub together: bool,
 }
 
 /// A plan of work on this node; dropping it ends the lease.
@@ -251,6 +254,7 @@ impl Plans {
                     ranks: asked.partition,
                     begin: (asked.epoch, asked.position),
                     columns: asked.columns,
+                    together: false,
                 };
                 let plan = Arc::new(plan);
                 let reader = plans.reader(&plan, &layouts, at, &reads)?;
@@ -353,6 +357,7 @@ impl Plans {
             at,
             until_epoch: u64::MAX,
             ahead_bytes: 0,
+            together: reads.together,
         })
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Reader {
     pub until_epoch: u64,
     /// What may be fetched ahead for them.
     pub ahead_bytes: u64,
+    /// So many rows are read at a time that nearly every block has some among them.
+    pub together: bool,
 }
 
 impl Reader {
@@ -59,7 +61,9 @@ impl Reader {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        columns && (self.ahead_bytes > 0) == (other.ahead_bytes > 0)
+        columns
+            && (self.ahead_bytes > 0) == (other.ahead_bytes > 0)
+            && self.together == other.together
     }
 
     /// Becomes a reader for both, if they read alike.
@@ -148,6 +152,7 @@ pub(crate) fn whole(list: &[Reader]) -> Option<Reader> {
         share: None,
         columns: None,
         ahead_bytes: 0,
+        together: list.iter().all(|reader| reader.together),
         ..list.first()?.clone()
     };
     list.iter().for_each(|other| one.furthest(other));
@@ -302,6 +307,7 @@ mod tests {
             columns: None,
             at,
             until_epoch: 3,
+            together: false,
             ahead_bytes: 100,
         }
     }

@@ -23,6 +23,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 /// Rows of a request that are looked up to see whether a plan would request them.
 const ROWS_LOOKED_AT: usize = 8;
@@ -283,10 +284,23 @@ impl Followed {
                     true => None,
                     false => self.next_of(reader, base, layout, &holds),
                 };
-                best = nearer(best, self.said(reader, next));
+                let mut said = self.said(reader, next);
+                if reader.together
+                    && let NextUse::ThisRound(_) = said
+                    && let Some(turn) = turn(base, &holds)
+                {
+                    said = NextUse::ThisRound(self.share_of_epoch(reader, turn));
+                }
+                best = nearer(best, said);
             }
         }
         best
+    }
+
+    /// A share of the bytes of an epoch: all of them at the largest number.
+    fn share_of_epoch(&self, reader: &Reader, turn: u32) -> u64 {
+        let bytes = self.bytes_of(reader, self.plan.rows_per_epoch());
+        (u128::from(bytes) * u128::from(turn) / u128::from(u32::MAX)) as u64
     }
 
     /// Whether all blocks that have something in these bytes that a reader reads are kept decoded
@@ -400,6 +414,23 @@ impl Followed {
             least = least.min(place);
         }
         Some(least)
+    }
+}
+
+/// The order, the same at all times, in which blocks stay if rows of them are read together.
+///
+/// Each block then has rows among those that are being read, and is read again when all others were:
+/// where the plan has it next says nothing. Of what is read in turn, as much is found as the cache
+/// holds of it if the same blocks stay, and no rule finds more.
+fn turn(base: u32, holds: &Holds) -> Option<u32> {
+    let of = |block: u64| {
+        let number = block ^ (u64::from(base) << 40);
+        (xxh3_64(&number.to_le_bytes()) >> 32) as u32
+    };
+    match holds {
+        Holds::Blocks { blocks, .. } => blocks.clone().map(of).min(),
+        Holds::Rows { block, .. } => Some(of(*block)),
+        Holds::Row(_) | Holds::Key | Holds::File(_) => None,
     }
 }
 

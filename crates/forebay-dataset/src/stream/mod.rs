@@ -165,6 +165,9 @@ impl Streams {
                 // Where batches are bounded by length, going there takes time: it is a part of the walk.
                 _ => (state.epoch, state.position),
             };
+            let row_bytes = source::expected_row_bytes(&views);
+            let lendable = inner.windows.lendable_bytes();
+            let reach = Reach::of(steps.plan().spec(), row_bytes, lane.of, lendable);
             let reads = Reads {
                 ranks: Some(Readers {
                     world: request.partition.world,
@@ -174,6 +177,7 @@ impl Streams {
                 }),
                 begin: (state.epoch, state.position),
                 columns: request.columns.clone(),
+                together: request.window_bytes.is_none() && reach.is_far(),
             };
             let following = self
                 .follow(

@@ -41,6 +41,11 @@ impl Reach {
         block_rows: 0,
     };
 
+    /// Whether it may reach farther than others.
+    pub fn is_far(&self) -> bool {
+        *self != Reach::NEAR
+    }
+
     /// That of one of `of` connections, if windows may reach `lendable_bytes` beyond their sizes.
     pub fn of(spec: &PlanSpec, row_bytes: u64, of: u32, lendable_bytes: u64) -> Reach {
         let sum = |of: fn(&Shape) -> u64| spec.sources.iter().map(|s| of(&s.shape)).sum::<u64>();
@@ -93,7 +98,7 @@ impl Farther {
     pub fn look(&mut self, work: impl Fn() -> Work) {
         let (then, before) = self.since;
         let every = if self.on { LOOK_EVERY_ON } else { LOOK_EVERY };
-        if self.reach == Reach::NEAR || then.elapsed() < every {
+        if !self.reach.is_far() || then.elapsed() < every {
             return;
         }
         let now = work();

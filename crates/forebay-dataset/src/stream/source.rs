@@ -62,6 +62,15 @@ pub(super) trait Source: Send + Sync + 'static {
     fn passed(&self, epoch: u64, position: u64);
 }
 
+/// Bytes of an average row of these datasets, in their files.
+pub(super) fn expected_row_bytes(views: &Views) -> u64 {
+    let datasets = views.bases().iter();
+    let (bytes, rows) = datasets.fold((0u64, 0), |(bytes, rows), d| {
+        (d.bytes().saturating_add(bytes), rows + d.rows())
+    });
+    bytes / rows.max(1)
+}
+
 /// Rows of datasets.
 pub(super) struct DatasetSource {
     rows: Rows,
@@ -310,11 +319,7 @@ impl Source for DatasetSource {
     }
 
     fn expected_row_bytes(&self) -> u64 {
-        let datasets = self.views.bases().iter();
-        let (bytes, rows) = datasets.fold((0u64, 0), |(bytes, rows), d| {
-            (d.bytes().saturating_add(bytes), rows + d.rows())
-        });
-        bytes / rows.max(1)
+        expected_row_bytes(&self.views)
     }
 
     fn passed(&self, epoch: u64, position: u64) {

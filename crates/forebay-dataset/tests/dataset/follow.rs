@@ -800,6 +800,77 @@ fn what_other_ranks_read_is_not_kept_for_this_epoch_unless_they_ask_this_node() 
 }
 
 #[test]
+fn blocks_whose_rows_are_read_together_stay_in_an_order_that_does_not_change() {
+    run(async {
+        const FILES: usize = 24;
+        const ROWS: usize = 50;
+        let w = world(OBJECTS).await;
+        let folder = w._dir.path().join("origin/lines");
+        std::fs::create_dir_all(&folder).unwrap();
+        for i in 0..FILES {
+            let line = |n| format!("{{\"n\": {}}}\n", i * ROWS + n);
+            let lines: String = (0..ROWS).map(line).collect();
+            std::fs::write(folder.join(format!("{i:02}.jsonl")), lines).unwrap();
+        }
+        let spec = DatasetSpec {
+            sources: vec!["bucket/lines/**".into()],
+            ..DatasetSpec::default()
+        };
+        let datasets = Datasets::new(w.engine.clone(), DatasetsConfig::default());
+        let dataset = datasets.open(&spec, &Everything).await.unwrap().dataset;
+        let views = Views::new(vec![Arc::new(View::whole(dataset.clone()))]).unwrap();
+        let shape = dataset.shape().clone();
+        let plan = PlanSpec::single(dataset.id(), shape, 3, Shuffle::Full);
+        let plan = Arc::new(Plan::new(plan).unwrap());
+        let advisor = w.plans.advisor();
+        // When each file is said to be wanted, at several places of the order.
+        let said = |together: bool| -> Vec<Vec<NextUse>> {
+            let reads = Reads {
+                together,
+                ..Reads::default()
+            };
+            let following = w
+                .plans
+                .follow(plan.clone(), &views, (0, 0), &reads, Caller::Operator)
+                .unwrap();
+            let places = [0, 300, 600].into_iter();
+            let of_files = |place| {
+                following.progress(0, place).unwrap();
+                (0..FILES)
+                    .map(|file| {
+                        let file = dataset.file(file as u32);
+                        advisor.next_use(&Cached {
+                            bucket: forebay_core::name::hash_bucket(file.name.bucket()),
+                            name: file.name.hash128(),
+                            version: file.version(),
+                            part: None,
+                        })
+                    })
+                    .collect()
+            };
+            places.map(of_files).collect()
+        };
+        let alone = said(false);
+        assert_ne!(alone[0], alone[1], "by the place of its next row");
+        let together = said(true);
+        assert!(together[0] == together[1] && together[1] == together[2]);
+        let mut distances: Vec<u64> = together[0]
+            .iter()
+            .map(|next| match next {
+                NextUse::ThisRound(bytes) => *bytes,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        distances.sort_unstable();
+        distances.dedup();
+        assert_eq!(distances.len(), FILES, "no two stay alike");
+        let all = dataset.bytes();
+        assert!(distances[0] < all / 4 && distances[FILES - 1] > all / 4 * 3);
+        assert!(distances[FILES - 1] <= all, "within an epoch");
+    });
+}
+
+#[test]
 fn rows_that_are_asked_for_move_the_rank_that_reads_them() {
     run(async {
         let w = world(OBJECTS * 2).await;
