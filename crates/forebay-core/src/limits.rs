@@ -307,7 +307,7 @@ pub const STREAM_CONNECTIONS_MAX: u32 = 256;
 pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
 /// How far all connections of a stream in a row-wise order over blocks of rows may reach together; if
 /// that is less than their windows, these.
-pub const STREAM_WINDOWS_ROW_WISE_BYTES: u64 = 128 << 20;
+pub const STREAM_WINDOWS_ROW_WISE_BYTES: u64 = 256 << 20;
 /// Smallest window of one connection.
 pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;
 /// Largest window of one connection.
@@ -317,7 +317,7 @@ pub const STREAM_LOOKAHEAD_ROWS_MAX: u32 = 1 << 18;
 /// Steps of one connection that are read at the same time, within its window.
 pub const STREAM_STEPS_AHEAD: usize = 32;
 /// The same for all connections of a stream in a row-wise order over blocks of rows.
-pub const STREAM_STEPS_AHEAD_ROW_WISE: usize = 512;
+pub const STREAM_STEPS_AHEAD_ROW_WISE: usize = 1024;
 /// How often a stream reports that it is alive, and its progress.
 pub const STREAM_KEEP_ALIVE_SECS: u64 = 5;
 /// Largest body of a request for a stream.

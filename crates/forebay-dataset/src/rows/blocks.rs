@@ -279,7 +279,8 @@ impl Rows {
                     self.check_answer(answer)?;
                     // A row-wise order has a few rows in each of many blocks, which must not stay
                     // in memory until the last of them arrives.
-                    if !whole && !one_block && answer.saturating_add(copied + once) <= held {
+                    let beside = if how.lean { 0 } else { answer };
+                    if !whole && !one_block && beside.saturating_add(copied + once) <= held {
                         done.copy_rows(&part.rows, once).await?;
                         copied += once;
                     }
@@ -292,8 +293,17 @@ impl Rows {
         read.sort_unstable_by_key(|(number, ..)| *number);
         // Reserved before copying: what is copied out of blocks, and the answer.
         let most = self.inner.answers.holdable_bytes();
-        self.settle(memory, (answer + copied).min(most), how)
-            .await?;
+        let beside = match how.lean && answer.max(copied) <= self.inner.copies.holdable_bytes() {
+            true => {
+                self.settle(memory, answer.max(copied), how).await?;
+                self.copy_memory(answer.min(copied).max(1), how).await?
+            }
+            false => {
+                self.settle(memory, (answer + copied).min(most), how)
+                    .await?;
+                Vec::new()
+            }
+        };
         let mut memory = std::mem::take(memory);
         let began = Instant::now();
         let batches: usize = read.iter().map(|(.., p)| p.pieces.batches().len()).sum();
@@ -313,7 +323,10 @@ impl Rows {
                     memory.blocks.extend(part.whole);
                     memory.decoded.extend(part.decoded);
                 }
+            } else {
+                drop(read);
             }
+            drop(beside);
             Ok((batch, memory))
         };
         let (batch, memory) = match is_little {

@@ -22,8 +22,9 @@
 //! - row *i* of the answer is row *i* of the request, of the version that the dataset was built
 //!   from; if a file has changed or is gone, that is an error that says so, never other bytes;
 //! - an answer that was started does not wait for memory that another answer holds: of the holdable
-//!   memory, answers take at most three eighths, and decoded blocks, which running answers may pin,
-//!   one half, so that fetching, which needs the rest, goes on;
+//!   memory, answers take at most three eighths, what they are put together from for that moment a
+//!   sixteenth, and decoded blocks, which running answers may pin, seven sixteenths, so that fetching,
+//!   which needs the rest, goes on;
 //! - decoded data is in the memory budget: the answer until it is sent, a block until its last user
 //!   is done.
 
@@ -122,9 +123,10 @@ struct Inner {
     engine: Engine,
     config: RowsConfig,
     stats: RowsStats,
-    /// The share of the holdable memory for answers, and the share for decoded blocks; see the
-    /// module.
+    /// The shares of the holdable memory for answers, for what they are put together from, and for
+    /// decoded blocks; see the module.
     answers: MemoryBudget,
+    copies: MemoryBudget,
     whole_blocks: MemoryBudget,
     files: Files,
     cache: BlockCache,
@@ -147,6 +149,9 @@ struct How {
     whole: bool,
     /// It holds `Inner::alone`: others give back what they hold before they wait for long.
     alone: bool,
+    /// It holds memory for its answer only: for its rows to be there twice, while they are put in
+    /// order, it takes some when all of them are there.
+    lean: bool,
     /// It failed because it waited too long for memory while it held some.
     crowded: Arc<AtomicBool>,
 }
@@ -156,6 +161,8 @@ struct How {
 struct HeldShares {
     /// Answers, until they are sent.
     answers_bytes: u64,
+    /// Rows that are being put in order, beside their answers.
+    copies_bytes: u64,
     /// Decoded blocks: those in use, and those that are kept.
     blocks_bytes: u64,
     /// The part of the blocks' share for those that are kept for later.
@@ -164,14 +171,31 @@ struct HeldShares {
 
 /// An answer that is larger than expected waits at least so long for memory beside what it holds.
 const SETTLE_WAIT: Duration = Duration::from_secs(2);
+/// Whoever holds memory for its answer only takes at most such a share of what there is for rows that
+/// are put in order.
+const COPIES_SHARE: u64 = 4;
+/// What an answer takes beside its rows.
+const BESIDE_BYTES: u64 = 4096;
 /// Between two looks whether there is memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(20);
+
+impl How {
+    fn new(whole: bool) -> Self {
+        Self {
+            whole,
+            alone: false,
+            lean: false,
+            crowded: Arc::default(),
+        }
+    }
+}
 
 impl HeldShares {
     fn of(holdable_bytes: u64) -> Self {
         Self {
             answers_bytes: holdable_bytes / 8 * 3,
-            blocks_bytes: holdable_bytes / 2,
+            copies_bytes: holdable_bytes / 16,
+            blocks_bytes: holdable_bytes / 16 * 7,
             kept_blocks_bytes: holdable_bytes / 4,
         }
     }
@@ -184,6 +208,7 @@ impl Rows {
         let shares = HeldShares::of(holdable);
         let inner = Inner {
             answers: MemoryBudget::with_holdable(shares.answers_bytes),
+            copies: MemoryBudget::with_holdable(shares.copies_bytes),
             whole_blocks: MemoryBudget::with_holdable(shares.blocks_bytes),
             files: Files::new(config.open_files_memory_bytes),
             cache: BlockCache::new(config.block_cache_bytes.min(shares.kept_blocks_bytes)),
@@ -257,9 +282,16 @@ impl Rows {
     ) -> BoxFuture<'a, Result<RowBatch>> {
         Box::pin(async move {
             self.check(dataset, rows)?;
-            let bytes = self.expected_bytes(dataset, rows, columns).await?;
+            let mut bytes = self.expected_bytes(dataset, rows, columns).await?;
+            let mut how = How::new(whole);
+            // Many of them may wait for blocks at the same time.
+            let of_blocks = dataset.format() != Format::Objects;
+            if of_blocks && !whole && bytes <= self.inner.copies.holdable_bytes() / COPIES_SHARE {
+                how.lean = true;
+                bytes = bytes / 2 + BESIDE_BYTES;
+            }
             let memory = self.counted(self.memory_of_answer(bytes)).await?;
-            self.counted(self.read_or_alone(dataset, rows, columns, whole, memory, None))
+            self.counted(self.read_or_alone(dataset, rows, columns, how, memory, None))
                 .await
         })
     }
@@ -279,15 +311,10 @@ impl Rows {
         dataset: &Arc<Dataset>,
         rows: &[u64],
         columns: &Projection,
-        whole: bool,
+        mut how: How,
         mut memory: RowMemory,
         patience: Option<Duration>,
     ) -> Result<RowBatch> {
-        let mut how = How {
-            whole,
-            alone: false,
-            crowded: Arc::default(),
-        };
         let read = self.read_held(dataset, rows, columns, &how, &mut memory);
         let e = match read.await {
             Err(e) if how.crowded.swap(false, Relaxed) => e,
@@ -312,7 +339,7 @@ impl Rows {
                 Some(_) => self.memory_soon(bytes).await?,
             };
         }
-        how.alone = true;
+        (how.alone, how.lean) = (true, false);
         self.read_held(dataset, rows, columns, &how, &mut memory)
             .await
     }
@@ -335,7 +362,8 @@ impl Rows {
                 .inspect_err(|_| add(&self.inner.stats.failed, 1))
                 .map_err(|e| e.context("the request for rows was refused"))?;
             let patience = Some(Duration::from_millis(limits::ROWS_MEMORY_WAIT_MAX_MS));
-            self.counted(self.read_or_alone(dataset, rows, columns, false, memory, patience))
+            let how = How::new(false);
+            self.counted(self.read_or_alone(dataset, rows, columns, how, memory, patience))
                 .await
         })
     }
@@ -464,7 +492,6 @@ impl Rows {
         rows: &[u64],
         columns: &Projection,
     ) -> Result<u64> {
-        const BESIDE_BYTES: u64 = 4096;
         if dataset.format() == Format::Objects {
             let schema = dataset.projected(columns)?;
             let bytes = match rows.len() > INLINE_ROWS {
@@ -504,6 +531,24 @@ impl Rows {
             .hint("ask for fewer rows or columns at a time, or raise memory.budget"));
         }
         Ok(())
+    }
+
+    /// Memory for rows that are put in order, for as long as that takes. Who has it waits for nothing
+    /// else.
+    async fn copy_memory(&self, bytes: u64, how: &How) -> Result<Vec<Reservation>> {
+        let mut held = Vec::with_capacity(2);
+        for budget in [&self.inner.copies, self.inner.engine.budget()] {
+            let most = jittered(SETTLE_WAIT);
+            let taken = budget.hold_within(bytes, most).await;
+            held.push(taken.inspect_err(|_| how.crowded.store(true, Relaxed))?);
+        }
+        Ok(held)
+    }
+
+    /// The same if it is there now.
+    fn copy_memory_now(&self, bytes: u64) -> Option<[Reservation; 2]> {
+        let of = |budget: &MemoryBudget| budget.try_hold(bytes).ok();
+        Some([of(&self.inner.copies)?, of(self.inner.engine.budget())?])
     }
 
     /// Reserves what an answer exceeds its expected size by, or gives back what it falls short by.

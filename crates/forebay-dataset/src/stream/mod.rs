@@ -91,9 +91,9 @@ struct Inner {
 impl Streams {
     /// Streams of rows of `datasets`, read by `rows`; their plans are followed by `followed`.
     pub fn new(datasets: Datasets, rows: Rows, followed: Plans) -> Self {
-        // Stopped receivers may hold no more than a quarter of the holdable memory: all others
-        // continue with the rest.
-        let windows = Windows::new(rows.engine().budget().holdable_bytes() / 4);
+        // Stopped receivers may hold no more than five sixteenths of the holdable memory, of the six
+        // that answers may have: all others continue with the rest.
+        let windows = Windows::new(rows.engine().budget().holdable_bytes() / 16 * 5);
         let (stats, stop, plans) = (Arc::default(), watch::channel(false).0, Mutex::default());
         let inner = Inner {
             datasets,

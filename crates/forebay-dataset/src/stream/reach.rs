@@ -132,9 +132,9 @@ mod tests {
             (reach.window_bytes, reach.steps)
         };
         let near = (0, limits::STREAM_STEPS_AHEAD);
-        assert_eq!(reach(Shuffle::Full, 1000, 1), (32 << 20, 512));
-        assert_eq!(reach(Shuffle::Full, 1000, 2), (16 << 20, 256));
-        assert_eq!(reach(Shuffle::Full, 1000, 16), (2 << 20, near.1));
+        assert_eq!(reach(Shuffle::Full, 1000, 1), (32 << 20, 1024));
+        assert_eq!(reach(Shuffle::Full, 1000, 2), (16 << 20, 512));
+        assert_eq!(reach(Shuffle::Full, 1000, 32), (1 << 20, near.1));
         // More blocks than rows under way: there is nothing that they share.
         assert_eq!(reach(Shuffle::Full, 10, 1), near);
         assert_eq!(reach(Shuffle::Full, 1, 1), near);

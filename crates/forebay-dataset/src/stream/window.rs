@@ -6,8 +6,9 @@
 //! The windows of all connections together are bounded too: a receiver that comes when there is no
 //! more room gets a smaller one, and finally none.
 //!
-//! A window may reach farther than its size, with what no other window has: half of what all may take
-//! is lent in this way, and is given back when it is not used.
+//! A window may reach farther than its size, with what no other window has: most of what all may take
+//! is lent in this way, and is given back when it is not used. So that whoever comes then is not
+//! refused, or given little, a quarter more than that is kept for windows' sizes.
 
 use forebay_core::{Error, Result, limits, sync::Mutex};
 use std::{
@@ -22,6 +23,8 @@ use tokio::sync::Notify;
 /// All windows of a node.
 pub(super) struct Windows {
     most_bytes: u64,
+    /// The part of it that is lent, sizes included.
+    far_bytes: u64,
     /// What is lent included.
     used_bytes: AtomicU64,
     lent_bytes: AtomicU64,
@@ -29,8 +32,10 @@ pub(super) struct Windows {
 
 impl Windows {
     pub fn new(most_bytes: u64) -> Arc<Self> {
+        let most_bytes = most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES);
         Arc::new(Windows {
-            most_bytes: most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES),
+            most_bytes,
+            far_bytes: most_bytes / 5 * 4,
             used_bytes: AtomicU64::new(0),
             lent_bytes: AtomicU64::new(0),
         })
@@ -38,7 +43,7 @@ impl Windows {
 
     /// What windows may reach beyond their sizes, all together.
     pub fn lendable_bytes(&self) -> u64 {
-        self.most_bytes / 2
+        self.far_bytes / 8 * 7
     }
 
     fn lend(&self, bytes: u64) -> bool {
@@ -52,7 +57,7 @@ impl Windows {
         }
         // Who comes next has room for a window.
         let most = self
-            .most_bytes
+            .far_bytes
             .saturating_sub(limits::STREAM_WINDOW_DEFAULT_BYTES);
         let fits = used.fetch_update(Relaxed, Relaxed, within(most));
         if fits.is_err() {
@@ -266,20 +271,23 @@ mod tests {
 
     #[test]
     fn a_window_reaches_farther_with_what_nobody_has() {
-        let windows = Windows::new(32 << 20);
-        let first = windows.open(2 << 20, 20 << 20).unwrap();
+        let windows = Windows::new(40 << 20);
+        let first = windows.open(2 << 20, 30 << 20).unwrap();
         let place = first.take(2 << 20);
-        assert!(first.has_room(15 << 20, true));
-        let more = first.take(15 << 20);
-        assert!(!first.has_room(2 << 20, true), "16 MiB are lent at most");
-        assert_eq!(windows.used_bytes(), 17 << 20);
+        assert!(first.has_room(19 << 20, true));
+        let more = first.take(19 << 20);
+        assert!(
+            !first.has_room(4 << 20, true),
+            "of 32 MiB, a window's size is not lent"
+        );
+        assert_eq!(windows.used_bytes(), 21 << 20);
         // There is room for others, who may not reach as far.
         let second = windows.open(2 << 20, 4 << 20).unwrap();
         let own = second.take(2 << 20);
         assert!(second.has_room(1 << 20, true) && !second.has_room(2 << 20, true));
         drop(more);
         assert_eq!(windows.used_bytes(), 5 << 20, "given back at once");
-        assert!(!first.has_room(19 << 20, true), "beyond its reach");
+        assert!(!first.has_room(29 << 20, true), "beyond its reach");
         assert!(second.has_room(2 << 20, true) && !second.has_room(3 << 20, true));
         assert_eq!(windows.used_bytes(), 6 << 20);
         drop(own);
@@ -290,5 +298,15 @@ mod tests {
         drop((place, large, first, second));
         assert_eq!(windows.used_bytes(), 0);
         assert_eq!(windows.lent_bytes.load(Relaxed), 0);
+        // Beside one that reaches as far as it may, there is room for more than one.
+        let first = windows.open(2 << 20, 40 << 20).unwrap();
+        let place = first.take(2 << 20);
+        assert!(first.has_room(22 << 20, true));
+        let more = first.take(22 << 20);
+        let others: Vec<_> = (0..2)
+            .map(|_| windows.open(8 << 20, 0).unwrap().size)
+            .collect();
+        assert_eq!(others, [8 << 20, 8 << 20]);
+        drop((place, more, first));
     }
 }

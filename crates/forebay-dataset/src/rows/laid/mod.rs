@@ -368,7 +368,11 @@ impl Rows {
             });
         }
         let held = memory.held.first().map_or(0, Reservation::bytes);
-        if needed > held {
+        let beside = match how.lean && needed > held {
+            true => self.copy_memory_now(needed - held),
+            false => None,
+        };
+        if needed > held && beside.is_none() {
             self.settle(memory, needed, how).await?;
         }
         let whole = rest.is_empty();
@@ -386,6 +390,7 @@ impl Rows {
         let (rows, keys) = (self.clone(), keys.clone());
         let work = move || {
             let read = rows.read_found(&found, &picks, &keys, bytes, whole);
+            drop(beside);
             (found, picks, read)
         };
         let (found, picks, read) =
