@@ -299,6 +299,19 @@ def test_a_part_that_is_too_small_and_conditions_on_completing(same, direct, thr
     assert through.get_object(Bucket=buckets[1], Key="up")["Body"].read() == b"already there"
 
 
+def test_conditional_writes_of_some_mb_are_refused_as_such(before, direct, buckets):
+    """versitygw refuses them before it has read their bodies, and closes the connection."""
+    once = s3_client(before.url, retries={"total_max_attempts": 1})
+    direct.put_object(Bucket=buckets[1], Key="there", Body=b"already")
+    for size in (1, 3, 7):
+        body = bytes(size * MIB)
+        for condition in [{"IfNoneMatch": "*"}, {"IfMatch": '"other"'}] * 10:
+            with pytest.raises(ClientError) as caught:
+                once.put_object(Bucket=buckets[1], Key="there", Body=body, **condition)
+            assert caught.value.response["Error"]["Code"] == "PreconditionFailed", size
+    assert once.get_object(Bucket=buckets[1], Key="there")["Body"].read() == b"already"
+
+
 def test_copies_are_the_origins(same, direct, through, buckets):
     same("put_object", Key="from", Body=b"0123456789", Metadata={"a": "b"})
     etag = direct.head_object(Bucket=buckets[0], Key="from")["ETag"]

@@ -14,6 +14,7 @@ use forebay_core::{Error, Result, sync::Mutex};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::{HeaderMap, Method};
 use std::{
+    fmt,
     sync::{Arc, Once},
     task::Poll,
     time::Duration,
@@ -43,6 +44,28 @@ pub(crate) enum Payload {
     Stream(u64, ByteStream),
     /// The same, for a body that is already framed (`s3/trailed.rs`).
     Framed(u64, ByteStream),
+}
+
+/// The cause of a failure to send: the connection broke before the service had been given the whole
+/// body, so it has made nothing of it.
+#[derive(Debug)]
+struct CutShort {
+    taken: u64,
+    length: u64,
+}
+
+impl fmt::Display for CutShort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { taken, length } = self;
+        write!(f, "{taken} of the {length} bytes of the body had been sent")
+    }
+}
+
+impl std::error::Error for CutShort {}
+
+/// Whether a request failed before the service had been given the whole body.
+pub(crate) fn is_cut_short(e: &Error) -> bool {
+    std::error::Error::source(e).is_some_and(|cause| cause.is::<CutShort>())
 }
 
 pub(crate) struct Transport {
@@ -141,17 +164,20 @@ impl Transport {
         match payload {
             Payload::Empty => {}
             Payload::Bytes(bytes) if bytes.len() > PIECE_BYTES => {
+                let length = bytes.len() as u64;
                 request
                     .headers_mut()
-                    .insert(http::header::CONTENT_LENGTH, bytes.len().into());
-                return self.send_stream(site, request, pieces_of(bytes)).await;
+                    .insert(http::header::CONTENT_LENGTH, length.into());
+                return self
+                    .send_stream(site, request, length, pieces_of(bytes))
+                    .await;
             }
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.into()),
             Payload::Stream(length, body) | Payload::Framed(length, body) => {
                 request
                     .headers_mut()
                     .insert(http::header::CONTENT_LENGTH, length.into());
-                return self.send_stream(site, request, body).await;
+                return self.send_stream(site, request, length, body).await;
             }
         }
         match tokio::time::timeout(self.idle_timeout, self.client.execute(request)).await {
@@ -167,15 +193,19 @@ impl Transport {
         &self,
         site: Site<'_>,
         mut request: reqwest::Request,
+        length: u64,
         body: ByteStream,
     ) -> Result<reqwest::Response> {
         struct Progress {
             /// When the service was last seen to take something; `None` while waiting for the body.
             since: Option<Instant>,
+            /// Bytes that were taken from the body.
+            taken: u64,
             error: Option<Error>,
         }
         let progress = Arc::new(Mutex::new(Progress {
             since: Some(Instant::now()),
+            taken: 0,
             error: None,
         }));
         let (seen, mut body) = (progress.clone(), body);
@@ -183,21 +213,33 @@ impl Transport {
             let next = body.poll_next_unpin(context);
             let mut progress = seen.lock();
             progress.since = next.is_ready().then(Instant::now);
-            if let Poll::Ready(Some(Err(e))) = &next {
-                progress.error = Some(e.clone());
+            match &next {
+                Poll::Ready(Some(Ok(piece))) => progress.taken += piece.len() as u64,
+                Poll::Ready(Some(Err(e))) => progress.error = Some(e.clone()),
+                _ => {}
             }
             next
         });
         *request.body_mut() = Some(reqwest::Body::wrap_stream(body));
+        let failed = |e: reqwest::Error| {
+            let (own, taken) = {
+                let mut progress = progress.lock();
+                (progress.error.take(), progress.taken)
+            };
+            match own {
+                Some(own) => own,
+                None if taken < length && !e.is_connect() => {
+                    failure::from_transport(site, &e).caused_by(CutShort { taken, length })
+                }
+                None => failure::from_transport(site, &e),
+            }
+        };
         let answer = self.client.execute(request);
         tokio::pin!(answer);
         loop {
             let since = progress.lock().since.unwrap_or_else(Instant::now);
             tokio::select! {
-                answer = &mut answer => return answer.map_err(|e| match progress.lock().error.take() {
-                    Some(own) => own,
-                    None => failure::from_transport(site, &e),
-                }),
+                answer = &mut answer => return answer.map_err(failed),
                 () = tokio::time::sleep_until(since + self.idle_timeout) => {
                     let since = progress.lock().since;
                     if since.is_some_and(|s| s + self.idle_timeout <= Instant::now()) {

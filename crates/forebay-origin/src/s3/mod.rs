@@ -26,7 +26,7 @@ use crate::*;
 use crate::{
     body::{self, exact},
     failure::Site,
-    transport::{Payload, body_of},
+    transport::{Payload, body_of, is_cut_short},
 };
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -34,7 +34,7 @@ use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
 use headers::Dialect;
 use http::{
-    HeaderMap, HeaderValue, Method, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
     header::{IF_MATCH, IF_NONE_MATCH, RANGE},
 };
 use std::sync::Arc;
@@ -123,16 +123,41 @@ impl S3Origin {
             }
         }
         let call = Call::new(Method::PUT, site)
-            .headers(h)
+            .headers(h.clone())
             .payload(Payload::Bytes(content));
-        let answer = self
-            .client
-            .send(call)
-            .await
-            .map_err(|e| unmet(e, &request.condition))?;
+        let answer = match self.client.send(call).await {
+            Ok(answer) => answer,
+            Err(e) => {
+                let e = self.not_written(key, &h, e).await;
+                return Err(unmet(e, &request.condition));
+            }
+        };
         Ok(PutResponse {
             etag: headers::etag(self.client.dialect(), answer.headers()),
         })
+    }
+
+    /// Why a write with these headers has failed. A service that refuses one by its condition may answer
+    /// before it has had the whole body, and close the connection: the answer is lost if the connection
+    /// breaks while the body is sent. Nothing was written then, so the object tells whether the condition
+    /// holds.
+    async fn not_written(&self, key: &str, headers: &HeaderMap, e: Error) -> Error {
+        let is_conditional = headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH);
+        if !is_conditional || !is_cut_short(&e) {
+            return e;
+        }
+        let now = match self.head(key).await {
+            Ok(meta) => Some(meta),
+            Err(missing) if missing.kind() == ErrorKind::NotFound => None,
+            Err(_) => return e,
+        };
+        match unheld(headers, now.as_ref()) {
+            Some((kind, why)) => {
+                let what = self.site("write", key).prefix();
+                Error::new(kind, format!("{what}: {why}"))
+            }
+            None => e,
+        }
     }
 
     /// Why an upload was not completed under a condition. S3 does not find the object of `If-Match`, nor
@@ -181,6 +206,40 @@ pub(crate) fn unmet(e: Error, condition: &PutCondition) -> Error {
             ErrorKind::Conflict | ErrorKind::NotModified,
         ) => e.with_kind(ErrorKind::PreconditionFailed),
         _ => e,
+    }
+}
+
+/// Which condition of a write does not hold for what is there now, in the words of S3: it does not find
+/// the object that `If-Match` asks for.
+fn unheld(headers: &HeaderMap, now: Option<&ObjectMeta>) -> Option<(ErrorKind, &'static str)> {
+    let names = |name: HeaderName, etag: Option<&str>| {
+        let bare = |tag: &str| {
+            tag.trim()
+                .trim_start_matches("W/")
+                .trim_matches('"')
+                .to_owned()
+        };
+        let etag = etag.map(bare);
+        let values = headers.get_all(name).iter();
+        let mut tags = values
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .map(bare);
+        tags.any(|tag| tag == "*" || Some(&tag) == etag.as_ref())
+    };
+    let must_match = headers.contains_key(IF_MATCH);
+    match now {
+        None => must_match.then_some((ErrorKind::NotFound, "there is no object")),
+        Some(now) => {
+            let etag = now.etag.as_deref();
+            let is_other = must_match && !names(IF_MATCH, etag);
+            let told = match (is_other, names(IF_NONE_MATCH, etag)) {
+                (true, _) => "the object has another version",
+                (_, true) => "the object is there",
+                _ => return None,
+            };
+            Some((ErrorKind::PreconditionFailed, told))
+        }
     }
 }
 
@@ -477,6 +536,13 @@ impl Origin for S3Origin {
             let e = Error::invalid(format!("{}: the header {name} is not UTF-8", site.prefix()));
             return Err(e.hint("send text of other languages as UTF-8"));
         }
+        // Writes of objects: the other requests have no such conditions.
+        let is_write = match method {
+            Method::PUT => query.is_empty(),
+            Method::POST => query.iter().any(|(name, _)| name == "uploadId"),
+            _ => false,
+        };
+        let asked = is_write.then(|| headers.clone());
         let mut headers = headers;
         let payload = match body {
             ForwardBody::Empty => Payload::Empty,
@@ -496,7 +562,11 @@ impl Origin for S3Origin {
         for (name, value) in query {
             call = call.query(name, value);
         }
-        Ok(match self.client.send_as_is(call).await? {
+        let answer = match (self.client.send_as_is(call).await, asked) {
+            (Err(e), Some(asked)) => return Err(self.not_written(&key, &asked, e).await),
+            (answer, _) => answer?,
+        };
+        Ok(match answer {
             Answer::Refusal(status, headers, text) => ForwardResponse {
                 status,
                 headers,
@@ -623,11 +693,14 @@ impl Origin for S3Origin {
         let body = Payload::Bytes(Bytes::from(xml::complete_body(&parts)));
         let call = Call::new(Method::POST, site)
             .query("uploadId", id)
-            .headers(h)
+            .headers(h.clone())
             .payload(body);
         let answer = match self.client.send(call).await {
             Ok(answer) => answer,
-            Err(e) => return Err(self.not_completed(key, e, &condition).await),
+            Err(e) => {
+                let e = self.not_written(key, &h, e).await;
+                return Err(self.not_completed(key, e, &condition).await);
+            }
         };
         let generation = (self.client.dialect() == Dialect::Google)
             .then(|| headers::etag(Dialect::Google, answer.headers()))

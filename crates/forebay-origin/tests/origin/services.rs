@@ -8,13 +8,20 @@ use forebay_origin::{
     PutRequest, Secret, UploadedPart, body, open,
 };
 use forebay_testing::{Reply, Scripted, conformance::pattern};
-use http::{HeaderMap, HeaderValue, Method, header::CONTENT_DISPOSITION};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method,
+    header::{CONTENT_DISPOSITION, IF_MATCH, IF_NONE_MATCH},
+};
 use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
 };
 
 fn config(url: &str, endpoint: &Scripted) -> OriginConfig {
@@ -579,6 +586,96 @@ async fn a_forwarded_append_is_sent_once() {
     request.headers.insert("x-amz-write-offset-bytes", offset);
     assert_eq!(origin.forward(request).await.unwrap().status, 503);
     assert_eq!(server.requests().len(), 1);
+}
+
+/// A service that closes the connection of each write as soon as it has its head: to whoever sends the
+/// body, that is a service whose early answer was lost. `etag` is of the object that is there.
+async fn hasty(etag: Option<&'static str>) -> OriginConfig {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let (mut request, mut buffer) = (Vec::new(), [0; 4096]);
+            while !request.windows(4).any(|w| w == b"\r\n\r\n") {
+                match socket.read(&mut buffer).await {
+                    Ok(n) if n > 0 => request.extend_from_slice(&buffer[..n]),
+                    _ => break,
+                }
+            }
+            if request.starts_with(b"HEAD ") {
+                let head = match etag {
+                    Some(etag) => format!("200 OK\r\ncontent-length: 5\r\netag: {etag}"),
+                    None => "404 Not Found\r\ncontent-length: 0".to_owned(),
+                };
+                let answer = format!("HTTP/1.1 {head}\r\nconnection: close\r\n\r\n");
+                let _ = socket.write_all(answer.as_bytes()).await;
+                let _ = socket.shutdown().await;
+            }
+        }
+    });
+    OriginConfig {
+        url: "s3://bucket".into(),
+        endpoint: Some(format!("http://{address}")),
+        anonymous: true,
+        attempts: 1,
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_conditional_write_that_is_refused_early_is_told_as_refused() {
+    use ErrorKind::{NotFound, OriginUnavailable, PreconditionFailed};
+    let (there, other) = ("\"a\"", "\"b\"");
+    // More than the buffers of a connection take.
+    let content = text(32 << 20);
+    let forwarded: [(HeaderName, &'static str, Option<&'static str>, ErrorKind); 8] = [
+        (IF_NONE_MATCH, "*", Some(there), PreconditionFailed),
+        (IF_NONE_MATCH, "*", None, OriginUnavailable),
+        (IF_NONE_MATCH, other, Some(there), OriginUnavailable),
+        (IF_MATCH, other, Some(there), PreconditionFailed),
+        (IF_MATCH, there, Some(there), OriginUnavailable),
+        (IF_MATCH, "a", Some(there), OriginUnavailable),
+        (IF_MATCH, there, None, NotFound),
+        (CONTENT_DISPOSITION, "*", Some(there), OriginUnavailable),
+    ];
+    for (name, value, etag, kind) in forwarded {
+        let origin = open(&hasty(etag).await).unwrap();
+        let request = ForwardRequest {
+            method: Method::PUT,
+            key: "k".into(),
+            query: Vec::new(),
+            headers: HeaderMap::from_iter([(name.clone(), HeaderValue::from_static(value))]),
+            body: ForwardBody::Bytes(content.clone()),
+        };
+        let sent = origin.forward(request).await.err().map(|e| e.kind());
+        assert_eq!(sent, Some(kind), "{name}: {value} on {etag:?}");
+    }
+    for (condition, etag, kind) in [
+        (PutCondition::IfAbsent, Some(there), PreconditionFailed),
+        (PutCondition::IfAbsent, None, OriginUnavailable),
+        (
+            PutCondition::IfMatch(other.into()),
+            Some(there),
+            PreconditionFailed,
+        ),
+        (
+            PutCondition::IfMatch(other.into()),
+            None,
+            PreconditionFailed,
+        ),
+        (PutCondition::Always, Some(there), OriginUnavailable),
+    ] {
+        let origin = open(&hasty(etag).await).unwrap();
+        let request = PutRequest {
+            condition: condition.clone(),
+            ..PutRequest::default()
+        };
+        let length = 8 << 20;
+        let body = body::from_bytes(content.slice(..length));
+        let put = origin.put("k", request, Some(length as u64), body).await;
+        let told = put.err().map(|e| e.kind());
+        assert_eq!(told, Some(kind), "{condition:?} on {etag:?}");
+    }
 }
 
 /// Bytes that are letters, so that they look the same as text.
