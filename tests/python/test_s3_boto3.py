@@ -297,6 +297,31 @@ def test_a_wrong_checksum_is_refused(s3, scratch):
             s3.head_object(Bucket="scratch", Key=scratch)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_newer_checksums_are_checked_over_a_directory(tables, streamed):
+    s3, k = s3_client(tables.url), {"Bucket": "tables", "Key": "sums/k"}
+    body = b"hello" * 100_000
+    sha512 = base64.b64encode(hashlib.sha512(body).digest()).decode()
+    sent = io.BytesIO(body) if streamed else body
+    put = s3.put_object(**k, Body=sent, ChecksumAlgorithm="SHA512")
+    assert put["ChecksumSHA512"] == sha512
+    assert s3.get_object(**k)["Body"].read() == body
+    # As the SDKs of AWS compute them.
+    right = {
+        "MD5": "XUFAKrxLKna5cZ2REBfFkg==",
+        "XXHASH64": "JseCfYifbaM=",
+        "XXHASH3": "lVXoVVxi3P0=",
+        "XXHASH128": "tenBrQcbPn/Hec+qXlI4GA==",
+    }
+    for name, value in right.items():
+        s3.put_object(**k, Body=b"hello", **{f"Checksum{name}": value})
+        with pytest.raises(ClientError) as caught:
+            s3.put_object(**k, Body=b"other", **{f"Checksum{name}": value})
+        assert code_of(caught) == (400, "BadDigest")
+    assert s3.get_object(**k)["Body"].read() == b"hello"
+    s3.delete_object(**k)
+
+
 @pytest.mark.parametrize("key", [f"img/{i:04}.bin" for i in range(3)] + ["big/8MiB"])
 def test_checksum_mode_is_harmless(s3, objects, key):
     assert (

@@ -22,7 +22,7 @@ use super::{
     error::{ErrorDocument, Refusal},
     guard, late,
     path::Target,
-    verify::{ALGORITHMS, Trailing, Verified, value, verify},
+    verify::{Trailing, Verified, algorithms, bytes_of, verify},
 };
 use crate::{auth::Policy, body::AnswerBody, config::Action, note::Note, object};
 use bytes::{Bytes, BytesMut};
@@ -793,7 +793,7 @@ pub(super) fn of_the_body<'a>(
         return Cow::Borrowed(headers);
     }
     let mut headers = headers.clone();
-    for algorithm in ALGORITHMS {
+    for algorithm in algorithms() {
         headers.remove(format!("x-amz-checksum-{algorithm}"));
     }
     Cow::Owned(headers)
@@ -813,18 +813,11 @@ fn trailers(headers: &HeaderMap) -> impl Iterator<Item = String> {
 fn trailer(headers: &HeaderMap, found: &Verified) -> Option<Trailer> {
     let name = trailers(headers).next()?;
     let algorithm = name.strip_prefix("x-amz-checksum-")?.to_owned();
-    // The base64 lengths of 4, 8, 20 and 32 bytes.
-    let value_bytes = match algorithm.as_str() {
-        "crc32" | "crc32c" => 8,
-        "crc64nvme" => 12,
-        "sha1" => 28,
-        "sha256" => 44,
-        _ => return None,
-    };
+    // In base64.
+    let value_bytes = bytes_of(&algorithm)?.div_ceil(3) * 4;
     let found = found.clone();
     let value = move || {
-        let sums = found.checksum();
-        let sum = value(&sums, &algorithm).map(str::to_owned);
+        let sum = found.value(&algorithm);
         sum.ok_or_else(|| Error::internal(format!("the {algorithm} of an upload is not known")))
     };
     Some(Trailer {
@@ -836,18 +829,17 @@ fn trailer(headers: &HeaderMap, found: &Verified) -> Option<Trailer> {
 
 /// Adds checksums that came in trailers as headers.
 fn add_checksums(passed: &mut HeaderMap, headers: &HeaderMap, found: &Verified) -> Result<()> {
-    let sums = found.checksum();
     for name in trailers(headers) {
         let Some(sum) = name
             .strip_prefix("x-amz-checksum-")
-            .and_then(|algorithm| value(&sums, algorithm))
+            .and_then(|algorithm| found.value(algorithm))
         else {
             continue;
         };
         let name: HeaderName = name
             .parse()
             .map_err(|_| Error::internal("the name of a checksum"))?;
-        let sum = HeaderValue::from_str(sum).map_err(|_| Error::internal("a checksum"))?;
+        let sum = HeaderValue::from_str(&sum).map_err(|_| Error::internal("a checksum"))?;
         passed.insert(name, sum);
     }
     Ok(())

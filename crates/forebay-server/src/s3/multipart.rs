@@ -9,7 +9,7 @@ use super::{
     },
     error::Refusal,
     list::{Encoding, owner},
-    verify::{value, verify},
+    verify::{algorithms, value, verify},
     write::{length, trailing},
 };
 use crate::{
@@ -127,9 +127,16 @@ impl Ops {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let note = note(&request)?;
-        let input = request.input;
+        let S3Request { input, headers, .. } = request;
         note.set_name(&input.bucket, &input.key);
         let name = answer(name(&input.bucket, &input.key), &note)?;
+        if algorithms().any(|a| headers.contains_key(format!("x-amz-checksum-{a}"))) {
+            let e = Error::unsupported(
+                "a checksum of the whole object on the completion of an upload is not offered",
+            )
+            .hint("leave it out; each part's checksum is checked as it arrives");
+            return Err(failed(e, &note));
+        }
         let condition = answer(
             put_condition(input.if_match.as_ref(), input.if_none_match.as_ref()),
             &note,
@@ -179,20 +186,6 @@ impl Ops {
         let refuse = |code: &'static str, message: String| {
             Refusal::bad(code, Error::invalid(message)).to_s3(note)
         };
-        let whole = [
-            &input.checksum_crc32,
-            &input.checksum_crc32c,
-            &input.checksum_crc64nvme,
-            &input.checksum_sha1,
-            &input.checksum_sha256,
-        ];
-        if whole.iter().any(|c| c.is_some()) {
-            let e = Error::unsupported(
-                "a checksum of the whole object on the completion of an upload is not offered",
-            )
-            .hint("leave it out; each part's checksum is checked as it arrives");
-            return Err(failed(e, note));
-        }
         let known = self.uploads.get(name, &input.upload_id);
         let listed = input
             .multipart_upload

@@ -18,9 +18,24 @@ use s3s::{
     crypto::{Checksum as _, Md5, Sha256},
     dto::Checksum,
 };
+use sha2::{Digest as _, Sha512};
 use std::sync::Arc;
+use xxhash_rust::{xxh3::Xxh3, xxh64::Xxh64};
 
-pub(super) const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
+/// The checksums of S3: as `x-amz-checksum-` names them, and the bytes that each has. The library
+/// computes the first five.
+const CHECKSUMS: [(&str, usize); 10] = [
+    ("crc32", 4),
+    ("crc32c", 4),
+    ("crc64nvme", 8),
+    ("sha1", 20),
+    ("sha256", 32),
+    ("sha512", 64),
+    ("md5", 16),
+    ("xxhash64", 8),
+    ("xxhash3", 8),
+    ("xxhash128", 16),
+];
 
 /// Where to find checksums that follow the body.
 #[derive(Clone, Default)]
@@ -57,6 +72,49 @@ pub struct Verified(Arc<Mutex<Outcome>>);
 struct Outcome {
     failure: Option<Refusal>,
     checksum: Option<Checksum>,
+    further: Vec<(&'static str, String)>,
+}
+
+/// A checksum that the library does not compute.
+enum Further {
+    Sha512(Sha512),
+    Md5(Md5),
+    Xxh64(Xxh64),
+    Xxh3(Box<Xxh3>),
+    Xxh3Wide(Box<Xxh3>),
+}
+
+impl Further {
+    fn of(algorithm: &str) -> Option<Self> {
+        Some(match algorithm {
+            "sha512" => Further::Sha512(Sha512::new()),
+            "md5" => Further::Md5(Md5::new()),
+            "xxhash64" => Further::Xxh64(Xxh64::new(0)),
+            "xxhash3" => Further::Xxh3(Box::new(Xxh3::new())),
+            "xxhash128" => Further::Xxh3Wide(Box::new(Xxh3::new())),
+            _ => return None,
+        })
+    }
+
+    fn update(&mut self, piece: &[u8]) {
+        match self {
+            Further::Sha512(sum) => sum.update(piece),
+            Further::Md5(sum) => sum.update(piece),
+            Further::Xxh64(sum) => sum.update(piece),
+            Further::Xxh3(sum) | Further::Xxh3Wide(sum) => sum.update(piece),
+        }
+    }
+
+    /// In base64; of a number, the bytes from the highest on.
+    fn value(self) -> String {
+        match self {
+            Further::Sha512(sum) => STANDARD.encode(sum.finalize()),
+            Further::Md5(sum) => STANDARD.encode(sum.finalize()),
+            Further::Xxh64(sum) => STANDARD.encode(sum.digest().to_be_bytes()),
+            Further::Xxh3(sum) => STANDARD.encode(sum.digest().to_be_bytes()),
+            Further::Xxh3Wide(sum) => STANDARD.encode(sum.digest128().to_be_bytes()),
+        }
+    }
 }
 
 impl Verified {
@@ -65,9 +123,24 @@ impl Verified {
         self.0.lock().failure.clone()
     }
 
-    /// The requested checksums, as computed.
+    /// The requested checksums, as computed, of those that the library knows.
     pub fn checksum(&self) -> Checksum {
         self.0.lock().checksum.clone().unwrap_or_default()
+    }
+
+    /// The others that were requested: algorithms and base64 values.
+    pub fn further(&self) -> Vec<(&'static str, String)> {
+        self.0.lock().further.clone()
+    }
+
+    /// The base64 value for one algorithm, if it was requested.
+    pub fn value(&self, algorithm: &str) -> Option<String> {
+        let outcome = self.0.lock();
+        let known = outcome.checksum.as_ref();
+        let known = known.and_then(|sums| value(sums, algorithm));
+        known
+            .or_else(|| value_among(&outcome.further, algorithm))
+            .map(str::to_owned)
     }
 }
 
@@ -78,6 +151,7 @@ struct Check {
     md5: Option<(Md5, Vec<u8>)>,
     payload: Option<(Sha256, String)>,
     hasher: ChecksumHasher,
+    further: Vec<(&'static str, Further)>,
     /// Algorithm and expected value; `None`: it is in the trailers.
     expected: Vec<(&'static str, Option<String>)>,
     trailing: Trailing,
@@ -118,7 +192,7 @@ pub fn verify(
         .filter(|v| v.len() == 64 && matches!(trailing, Trailing::Own(_) | Trailing::None))
         .map(|v| (Sha256::new(), v));
     let mut expected: Vec<(&'static str, Option<String>)> = Vec::new();
-    for algorithm in ALGORITHMS {
+    for algorithm in algorithms() {
         let name = format!("x-amz-checksum-{algorithm}");
         if let Some(value) = text(&name) {
             if !is_value(&value, algorithm) {
@@ -136,10 +210,7 @@ pub fn verify(
         .map(|n| n.trim().to_ascii_lowercase())
         .filter(|n| !n.is_empty())
     {
-        match ALGORITHMS
-            .iter()
-            .find(|a| name.strip_prefix("x-amz-checksum-") == Some(**a))
-        {
+        match algorithms().find(|a| name.strip_prefix("x-amz-checksum-") == Some(*a)) {
             Some(algorithm) => expected.push((algorithm, None)),
             None => {
                 return Err(bad(
@@ -150,13 +221,15 @@ pub fn verify(
         }
     }
     let mut hasher = ChecksumHasher::default();
+    let mut further: Vec<(&'static str, Further)> = Vec::new();
     for (algorithm, _) in &expected {
         match *algorithm {
             "crc32" => hasher.crc32 = Some(s3s::crypto::Crc32::new()),
             "crc32c" => hasher.crc32c = Some(s3s::crypto::Crc32c::new()),
             "crc64nvme" => hasher.crc64nvme = Some(s3s::crypto::Crc64Nvme::new()),
             "sha1" => hasher.sha1 = Some(s3s::crypto::Sha1::new()),
-            _ => hasher.sha256 = Some(Sha256::new()),
+            "sha256" => hasher.sha256 = Some(Sha256::new()),
+            other => further.extend(Further::of(other).map(|sum| (other, sum))),
         }
     }
     let outcome = Verified::default();
@@ -167,6 +240,7 @@ pub fn verify(
         md5,
         payload,
         hasher,
+        further,
         expected,
         trailing,
         outcome: outcome.clone(),
@@ -218,6 +292,9 @@ impl Check {
             sha256.update(piece);
         }
         self.hasher.update(piece);
+        for (_, sum) in &mut self.further {
+            sum.update(piece);
+        }
         Ok(())
     }
 
@@ -238,6 +315,8 @@ impl Check {
         }
         self.check_payload()?;
         let checksum = std::mem::take(&mut self.hasher).finalize();
+        let further = std::mem::take(&mut self.further).into_iter();
+        let further: Vec<_> = further.map(|(name, sum)| (name, sum.value())).collect();
         for (algorithm, expected) in std::mem::take(&mut self.expected) {
             let name = format!("x-amz-checksum-{algorithm}");
             let Some(expected) = expected.or_else(|| self.trailing.get(&name)) else {
@@ -252,14 +331,18 @@ impl Check {
                     format!("the value of the trailer {name} is not a {algorithm}"),
                 );
             }
-            if value(&checksum, algorithm) != Some(expected.as_str()) {
+            let computed = value(&checksum, algorithm);
+            let computed = computed.or_else(|| value_among(&further, algorithm));
+            if computed != Some(expected.as_str()) {
                 return self.fail(
                     "BadDigest",
                     format!("the body does not have the {name} that was sent"),
                 );
             }
         }
-        self.outcome.0.lock().checksum = Some(checksum);
+        let mut outcome = self.outcome.0.lock();
+        outcome.checksum = Some(checksum);
+        outcome.further = further;
         Ok(())
     }
 
@@ -285,27 +368,38 @@ impl Check {
     }
 }
 
-/// Whether it is a value of the algorithm, in base64.
-fn is_value(text: &str, algorithm: &str) -> bool {
-    let bytes = match algorithm {
-        "crc32" | "crc32c" => 4,
-        "crc64nvme" => 8,
-        "sha1" => 20,
-        _ => 32,
-    };
-    STANDARD
-        .decode(text)
-        .is_ok_and(|value| value.len() == bytes)
+/// The algorithms, as `x-amz-checksum-` names them.
+pub(super) fn algorithms() -> impl Iterator<Item = &'static str> {
+    CHECKSUMS.into_iter().map(|(algorithm, _)| algorithm)
 }
 
-/// The base64 value for one algorithm.
+/// How many bytes a value of the algorithm has.
+pub(super) fn bytes_of(algorithm: &str) -> Option<usize> {
+    let mut known = CHECKSUMS.into_iter();
+    let found = known.find(|(name, _)| *name == algorithm);
+    found.map(|(_, bytes)| bytes)
+}
+
+/// Whether it is a value of the algorithm, in base64.
+fn is_value(text: &str, algorithm: &str) -> bool {
+    let value = STANDARD.decode(text).ok();
+    value.is_some_and(|value| bytes_of(algorithm) == Some(value.len()))
+}
+
+fn value_among<'a>(sums: &'a [(&'static str, String)], algorithm: &str) -> Option<&'a str> {
+    let found = sums.iter().find(|(name, _)| *name == algorithm);
+    found.map(|(_, value)| value.as_str())
+}
+
+/// The base64 value for one of the algorithms that the library knows.
 pub fn value<'a>(checksum: &'a Checksum, algorithm: &str) -> Option<&'a str> {
     match algorithm {
         "crc32" => checksum.checksum_crc32.as_deref(),
         "crc32c" => checksum.checksum_crc32c.as_deref(),
         "crc64nvme" => checksum.checksum_crc64nvme.as_deref(),
         "sha1" => checksum.checksum_sha1.as_deref(),
-        _ => checksum.checksum_sha256.as_deref(),
+        "sha256" => checksum.checksum_sha256.as_deref(),
+        _ => None,
     }
 }
 
@@ -337,12 +431,25 @@ mod tests {
         }
     }
 
+    /// 64 bytes of 0.
+    const NO_SHA512: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\
+                             AAAAAAAAAAAAAA==";
+
     #[tokio::test]
     async fn every_checksum_is_checked() {
         let good = [
             ("content-md5", "XUFAKrxLKna5cZ2REBfFkg=="),
             ("x-amz-checksum-crc32", "NhCmhg=="),
             ("x-amz-checksum-sha1", "qvTGHdzF6KLavt4PO0gs2a6pQ00="),
+            ("x-amz-checksum-md5", "XUFAKrxLKna5cZ2REBfFkg=="),
+            (
+                "x-amz-checksum-sha512",
+                "m3HSJL1i83hdltRq0+o9czGb+8KJDKra4t/3JRlnPKcjI8PZm6XBHXx6zG4UuMXaDEZjR1wuXDre9G9z\
+                 vN7AQw==",
+            ),
+            ("x-amz-checksum-xxhash64", "JseCfYifbaM="),
+            ("x-amz-checksum-xxhash3", "lVXoVVxi3P0="),
+            ("x-amz-checksum-xxhash128", "tenBrQcbPn/Hec+qXlI4GA=="),
             (
                 "x-amz-content-sha256",
                 "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
@@ -352,7 +459,13 @@ mod tests {
         assert_eq!(checksum.checksum_crc32.as_deref(), Some("NhCmhg=="));
         for (name, _) in good {
             let (wrong, code) = match name {
-                "content-md5" => ("AAAAAAAAAAAAAAAAAAAAAA==", "BadDigest"),
+                "content-md5" | "x-amz-checksum-md5" | "x-amz-checksum-xxhash128" => {
+                    ("AAAAAAAAAAAAAAAAAAAAAA==", "BadDigest")
+                }
+                "x-amz-checksum-sha512" => (NO_SHA512, "BadDigest"),
+                "x-amz-checksum-xxhash64" | "x-amz-checksum-xxhash3" => {
+                    ("AAAAAAAAAAA=", "BadDigest")
+                }
                 "x-amz-content-sha256" => (
                     "0000000000000000000000000000000000000000000000000000000000000000",
                     "XAmzContentSHA256Mismatch",
@@ -393,6 +506,11 @@ mod tests {
             ("x-amz-checksum-crc64nvme", "AAAAAA=="),
             ("x-amz-checksum-sha1", "AAAAAA=="),
             ("x-amz-checksum-sha256", ""),
+            ("x-amz-checksum-sha512", "AAAAAA=="),
+            ("x-amz-checksum-md5", "AAAAAA=="),
+            ("x-amz-checksum-xxhash64", "AAAAAAAAAAAAAAAAAAAAAA=="),
+            ("x-amz-checksum-xxhash3", "AAAAAA=="),
+            ("x-amz-checksum-xxhash128", "AAAAAAAAAAA="),
         ] {
             let sent = upload("hello", 5, &[(name, value)], Trailing::None).await;
             assert_eq!(sent.unwrap_err(), "InvalidRequest", "{name}: {value}");

@@ -14,7 +14,7 @@ use crate::{config::Action, note::Note};
 use forebay_core::{Error, ErrorKind, ObjectName, Result, limits, name::validate_bucket};
 use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
-use http::{HeaderMap, HeaderName, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 use std::collections::HashMap;
 
@@ -111,7 +111,7 @@ impl Ops {
             }
         };
         let sums = verified.checksum();
-        Ok(S3Response::new(PutObjectOutput {
+        let output = PutObjectOutput {
             e_tag: etag(done.etag.as_deref()),
             checksum_crc32: sums.checksum_crc32,
             checksum_crc32c: sums.checksum_crc32c,
@@ -119,7 +119,13 @@ impl Ops {
             checksum_sha1: sums.checksum_sha1,
             checksum_sha256: sums.checksum_sha256,
             ..Default::default()
-        }))
+        };
+        // The output has no fields for the other checksums.
+        let further = verified.further().into_iter().filter_map(|(name, sum)| {
+            let name = HeaderName::try_from(format!("x-amz-checksum-{name}")).ok()?;
+            Some((name, HeaderValue::try_from(sum).ok()?))
+        });
+        Ok(S3Response::with_headers(output, further.collect()))
     }
 
     /// Why a write under `condition` is refused. Origins say that `If-Match` does not hold where

@@ -250,6 +250,24 @@ async fn writes_are_readable_at_once_and_checked() {
         .await;
     assert!(a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
     assert_eq!(c.get("/data/trailed").await.text(), "hello");
+    // The library knows neither of these.
+    let newer = [
+        headers[0],
+        headers[1],
+        ("x-amz-trailer", "x-amz-checksum-xxhash64"),
+    ];
+    let right = trailed.replace("crc32:NhCmhg==", "xxhash64:JseCfYifbaM=");
+    let a = c.put("/data/trailed", &newer, right.clone()).await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert_eq!(a.header("x-amz-checksum-xxhash64"), "JseCfYifbaM=");
+    let wrong = right.replace("JseC", "AAAA");
+    let a = c.put("/data/trailed", &newer, wrong).await;
+    assert!(a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
+    let md5 = [("x-amz-checksum-md5", "XUFAKrxLKna5cZ2REBfFkg==")];
+    let a = c.put("/data/trailed", &md5, "hello").await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    let a = c.put("/data/trailed", &md5, "other").await;
+    assert!(a.text().contains("<Code>BadDigest</Code>"), "{}", a.text());
 
     let a = c
         .put("/data/new/k.txt", &[("if-none-match", "*")], "x")
