@@ -297,6 +297,22 @@ def test_a_wrong_checksum_is_refused(s3, scratch):
             s3.head_object(Bucket="scratch", Key=scratch)
 
 
+def test_a_part_that_is_sent_to_a_directory_again_keeps_its_etag(tables):
+    s3, k = s3_client(tables.url), {"Bucket": "tables", "Key": "again/k"}
+    upload = k | {"UploadId": s3.create_multipart_upload(**k)["UploadId"]}
+    etags = [s3.upload_part(**upload, PartNumber=1, Body=b"same")["ETag"] for _ in range(2)]
+    assert etags[0] == etags[1]
+    parts = {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": etags[0]}]}}
+    s3.upload_part(**upload, PartNumber=1, Body=b"else")
+    with pytest.raises(ClientError) as caught:
+        s3.complete_multipart_upload(**upload, **parts)
+    assert code_of(caught) == (400, "InvalidPart")
+    s3.upload_part(**upload, PartNumber=1, Body=b"same")
+    s3.complete_multipart_upload(**upload, **parts)
+    assert s3.get_object(**k)["Body"].read() == b"same"
+    s3.delete_object(**k)
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_newer_checksums_are_checked_over_a_directory(tables, streamed):
     s3, k = s3_client(tables.url), {"Bucket": "tables", "Key": "sums/k"}

@@ -23,6 +23,9 @@ pub(super) struct Stored {
     pub attributes: Attributes,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<Sum>,
+    /// Of a part of an upload.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<PartHash>,
 }
 
 /// A sum of a file's bytes.
@@ -33,11 +36,24 @@ pub(super) struct Sum {
     of: Seen,
 }
 
+/// A hash of the bytes of a part of an upload, in hexadecimal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PartHash {
+    xxh3: String,
+    of: Seen,
+}
+
 impl Stored {
     /// The CRC32C of the file's bytes, if it is known of those that the file has now.
     pub(super) fn crc32c(&self, now: &Metadata) -> Option<u32> {
         let sum = self.sum.filter(|sum| sum.of == Seen::of(now));
         sum.map(|sum| sum.crc32c)
+    }
+
+    /// The hash of the part's bytes, if it is known of those that the file has now.
+    pub(super) fn part_hash(&self, now: &Metadata) -> Option<&str> {
+        let part = self.part.as_ref().filter(|part| part.of == Seen::of(now));
+        part.map(|part| part.xxh3.as_str())
     }
 }
 
@@ -69,6 +85,7 @@ pub(super) fn write(file: &File, attributes: &Attributes, crc32c: Option<u32>) -
         sum: crc32c
             .zip(seen)
             .map(|(crc32c, seen)| Sum { crc32c, of: seen }),
+        part: None,
     };
     let mut written = set(file, &stored)?;
     if is_too_large(written) && stored.sum.take().is_some() {
@@ -93,6 +110,22 @@ pub(super) fn write(file: &File, attributes: &Attributes, crc32c: Option<u32>) -
         .hint("ext4 stores less than 4 KiB")),
         Err(e) => Err(Error::internal(format!("attributes cannot be stored: {e}")).caused_by(e)),
     }
+}
+
+/// Stores the hash of its bytes with the file of a part of an upload, where the file system can.
+pub(super) fn write_part(file: &File, hash: u128) {
+    let Ok(meta) = file.metadata() else {
+        return;
+    };
+    let stored = Stored {
+        part: Some(PartHash {
+            xxh3: format!("{hash:032x}"),
+            of: Seen::of(&meta),
+        }),
+        ..Stored::default()
+    };
+    // Without it, the part is known by its file.
+    let _ = set(file, &stored);
 }
 
 fn set(file: &File, stored: &Stored) -> Result<Result<(), Errno>> {

@@ -37,7 +37,9 @@ use async_trait::async_trait;
 use attributes::Stored;
 pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
 use bytes::{Bytes, BytesMut};
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_etag, name};
+use forebay_core::{
+    Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_etag, name, sync::Mutex,
+};
 use futures::{StreamExt, TryStreamExt, stream};
 pub(crate) use list::Listings;
 use serde::{Deserialize, Serialize};
@@ -53,6 +55,7 @@ use std::{
     sync::Arc,
 };
 pub(crate) use threads::Threads;
+use xxhash_rust::xxh3::Xxh3;
 
 /// The directory inside each bucket that holds unfinished writes. No key begins with it.
 pub(crate) const RESERVED: &str = ".forebay";
@@ -906,11 +909,16 @@ impl Origin for LocalOrigin {
         let (k, id) = (key.to_owned(), upload.to_owned());
         self.blocking(move |root| upload::check(root, &k, &id).map(drop))
             .await?;
-        let body = exact(body, size, format!("part {number} of {key:?}"));
+        let hash = Arc::new(Mutex::new(Xxh3::new()));
+        let hashed = hash.clone();
+        let body = exact(body, size, format!("part {number} of {key:?}"))
+            .inspect_ok(move |piece| hashed.lock().update(piece))
+            .boxed();
         let received = self.receive("upload a part of", key, body).await?;
         let (k, id) = (key.to_owned(), upload.to_owned());
         self.blocking(move |root| {
             let (file, unfinished, _) = received.take()?;
+            attributes::write_part(&file, hash.lock().digest128());
             upload::add_part(root, &k, &id, number, size, &file, unfinished)
         })
         .await

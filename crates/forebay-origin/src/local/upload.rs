@@ -3,7 +3,7 @@
 //! Nothing is synced before: a loss of power may take parts, or the whole upload, and then the
 //! completion is refused.
 
-use super::{RESERVED, Root, Unfinished, meta_of, read_small};
+use super::{RESERVED, Root, Unfinished, attributes, meta_of, read_small};
 use crate::{ListedPart, PartsPage, PutCondition, PutRequest, PutResponse, UploadedPart, failure};
 use forebay_core::{Attributes, Error, Result, limits};
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ pub(super) fn add_part(
     }
     let site = root.site("upload a part of", key);
     let to = directory(root, upload)?.join(part_name(number));
-    let etag = part_etag(file).map_err(|e| failure::from_io(site, e))?;
+    let etag = part_etag(file, number).map_err(|e| failure::from_io(site, e))?;
     match fs::rename(&part.path, to) {
         Ok(()) => part.moved = true,
         // Completed or aborted meanwhile.
@@ -147,11 +147,12 @@ pub(super) fn parts(
         if number <= after {
             continue;
         }
-        let meta = meta_of(&entry.metadata().map_err(failed)?, Default::default());
+        let file = File::open(entry.path()).map_err(failed)?;
+        let meta = meta_of(&file.metadata().map_err(failed)?, Default::default());
         parts.push(ListedPart {
             part: UploadedPart {
                 number,
-                etag: meta.etag.unwrap_or_default(),
+                etag: part_etag(&file, number).map_err(failed)?,
                 size: Some(meta.size),
             },
             last_modified_ms: meta.last_modified_ms,
@@ -162,10 +163,14 @@ pub(super) fn parts(
     Ok(PartsPage::of(parts, after, max))
 }
 
-fn part_etag(file: &File) -> io::Result<String> {
-    Ok(meta_of(&file.metadata()?, Default::default())
-        .etag
-        .unwrap_or_default())
+/// What tells a part from others: its number and its bytes. Where the hash of those is not stored with
+/// its file, the file.
+fn part_etag(file: &File, number: u32) -> io::Result<String> {
+    let (now, stored) = (file.metadata()?, attributes::read(file));
+    Ok(match stored.part_hash(&now) {
+        Some(hash) => format!("\"{number}-{hash}\""),
+        None => meta_of(&now, Default::default()).etag.unwrap_or_default(),
+    })
 }
 
 pub(super) fn complete(
@@ -198,7 +203,7 @@ pub(super) fn complete(
     let mut files = Vec::with_capacity(parts.len().min(limits::UPLOAD_PARTS_MAX));
     for part in parts {
         let path = dir.join(part_name(part.number));
-        let etag = File::open(&path).and_then(|f| part_etag(&f));
+        let etag = File::open(&path).and_then(|f| part_etag(&f, part.number));
         match etag {
             Ok(etag) if etag == part.etag => files.push(path),
             Ok(_) => return Err(again(part)),
@@ -216,7 +221,7 @@ pub(super) fn complete(
         let io = |e| failure::from_io(site, e);
         let mut file = File::open(path).map_err(io)?;
         // It may have been uploaded again since all were looked at.
-        if part_etag(&file).map_err(io)? != part.etag {
+        if part_etag(&file, part.number).map_err(io)? != part.etag {
             return Err(again(part));
         }
         io::copy(&mut file, &mut joined).map_err(io)?;
@@ -273,6 +278,33 @@ mod tests {
         let part = origin.upload_part("k", &id, 1, 1, body).await;
         assert_eq!(part.err().map(|e| e.kind()), Some(ErrorKind::NotFound));
         origin.abort_upload("k", &id).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_part_that_is_sent_again_has_the_same_etag_if_it_has_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let origin = LocalOrigin::open(dir.path()).unwrap();
+        let begun = origin.create_upload("k", PutRequest::default()).await;
+        let id = begun.unwrap();
+        let send = async |number: u32, content: &'static str| {
+            let body = crate::body::from_bytes(content.into());
+            let size = content.len() as u64;
+            origin.upload_part("k", &id, number, size, body).await
+        };
+        let first = send(1, "one").await.unwrap();
+        assert_eq!(send(1, "one").await.unwrap(), first);
+        assert_ne!(send(2, "one").await.unwrap().etag, first.etag);
+        let listed = origin.list_parts("k", &id, 0, 10).await.unwrap();
+        assert_eq!(listed.parts[0].part, first);
+        let other = send(1, "two").await.unwrap();
+        assert_ne!(other.etag, first.etag);
+        let complete =
+            || origin.complete_upload("k", &id, vec![first.clone()], PutCondition::Always);
+        let refused = complete().await;
+        assert_eq!(refused.err().map(|e| e.kind()), Some(ErrorKind::Invalid));
+        send(1, "one").await.unwrap();
+        complete().await.unwrap();
+        assert_eq!(fs::read(dir.path().join("k")).unwrap(), b"one");
     }
 
     #[tokio::test]
