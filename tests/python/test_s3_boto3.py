@@ -633,6 +633,13 @@ def test_buckets(s3):
     assert "LocationConstraint" in s3.get_bucket_location(Bucket="train")
 
 
+def test_a_directory_tells_when_it_was_made(tables):
+    listed = s3_client(tables.url).list_buckets()["Buckets"]
+    made = {b["Name"]: b["CreationDate"] for b in listed}
+    age = datetime.datetime.now(datetime.UTC) - made["tables"]
+    assert datetime.timedelta(minutes=-1) < age < datetime.timedelta(days=1)
+
+
 def test_presigned_urls(s3, scratch, objects):
     url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "train", "Key": "odd/ünïcödé/日本語.txt"}, ExpiresIn=60

@@ -362,6 +362,15 @@ def test_buckets_are_made_and_removed(direct, through):
     )
 
 
+def test_buckets_have_the_dates_of_the_origin(direct, through, buckets):
+    there, here = (
+        {b["Name"]: b["CreationDate"] for b in client.list_buckets()["Buckets"]}
+        for client in (direct, through)
+    )
+    for bucket in buckets:
+        assert abs((there[bucket] - here[bucket]).total_seconds()) < 1
+
+
 def test_what_was_changed_is_forgotten(direct, through, buckets):
     bucket = buckets[1]
     for i, arguments in enumerate([{"Tagging": "a=b"}, {"Expires": "2030-01-01T00:00:00Z"}]):

@@ -4,7 +4,7 @@
 use crate::gather::{Answers, Wanted};
 use async_trait::async_trait;
 use forebay_core::{Error, ObjectName, Result};
-use forebay_origin::Origin;
+use forebay_origin::{ListedBucket, Origin};
 use futures::{StreamExt, stream};
 use hashbrown::HashMap;
 use std::sync::Arc;
@@ -163,9 +163,9 @@ pub trait Buckets: Send + Sync + 'static {
         let _ = bucket;
     }
 
-    /// The known names, sorted. (An origin that serves any bucket of an endpoint knows those that
+    /// The known buckets, by name. (An origin that serves any bucket of an endpoint knows those that
     /// were used.)
-    async fn list(&self) -> Result<Vec<String>>;
+    async fn list(&self) -> Result<Vec<ListedBucket>>;
 
     /// Creates an empty bucket if the origin can.
     async fn create(&self, bucket: &str) -> Result<()>;
@@ -187,10 +187,16 @@ impl Buckets for FixedBuckets {
             .ok_or_else(|| Error::bucket_not_found(format!("bucket {bucket:?} is not served here")))
     }
 
-    async fn list(&self) -> Result<Vec<String>> {
-        let mut names: Vec<String> = self.0.keys().cloned().collect();
-        names.sort();
-        Ok(names)
+    async fn list(&self) -> Result<Vec<ListedBucket>> {
+        let names = self.0.keys();
+        let mut buckets: Vec<ListedBucket> = names
+            .map(|name| ListedBucket {
+                name: name.clone(),
+                created_ms: 0,
+            })
+            .collect();
+        buckets.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(buckets)
     }
 
     async fn create(&self, bucket: &str) -> Result<()> {

@@ -62,8 +62,8 @@ pub use flight::{Flights, Follower, Joined, Leader};
 pub use forebay_format::Repeated;
 pub use forebay_origin::{
     ByteStream, ForwardBody, ForwardRequest, ForwardResponse, ListEntry, ListPage, ListRequest,
-    ListedPart, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, Trailer,
-    UploadedPart,
+    ListedBucket, ListedPart, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place,
+    Trailer, UploadedPart,
 };
 pub use forebay_store::Wait;
 pub use forward::Changes;

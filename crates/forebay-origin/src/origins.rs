@@ -6,8 +6,9 @@
 //! the limits and counters of their origin.
 
 use crate::{
-    Circuit, Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, LocalOrigin,
-    Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy, Timed,
+    Circuit, Counted, Counters, Hedged, Hedging, Limited, Limiter, ListRequest, ListedBucket,
+    LocalOrigin, Origin, OriginConfig, OriginStats, OriginUrl, Prefixed, Resilient, RetryPolicy,
+    Timed,
     aws::{AwsSettings, Environment},
     azure::AzureOrigin,
     hub::{self, HubOrigin},
@@ -518,7 +519,7 @@ impl Wildcard {
         stats
     }
 
-    async fn list(&self) -> Result<Vec<String>> {
+    async fn list(&self) -> Result<Vec<ListedBucket>> {
         match &self.source {
             Source::Endpoint(endpoint) => endpoint.list_buckets().await,
             Source::Directories(root) => {
@@ -535,6 +536,8 @@ struct Named {
     origin: Arc<dyn Origin>,
     /// `None` for an origin that was passed in ready-made.
     configured: Option<(OriginConfig, Shared)>,
+    /// For a directory, when it was made; otherwise 0.
+    created_ms: i64,
 }
 
 /// Bucket names, as clients see them, and the origins behind them.
@@ -579,7 +582,16 @@ impl Origins {
             return Ok(());
         }
         let (origin, shared) = open_shared(config, &env, &mut self.circuits)?;
-        self.insert(bucket, origin, Some((config.clone(), shared)))?;
+        let created_ms = match config.check()? {
+            OriginUrl::Directory { path, .. } => local::created_ms(&path),
+            _ => 0,
+        };
+        let named = Named {
+            origin,
+            configured: Some((config.clone(), shared)),
+            created_ms,
+        };
+        self.insert(bucket, named)?;
         self.identities.insert(bucket.to_owned(), identity);
         Ok(())
     }
@@ -608,13 +620,11 @@ impl Origins {
                 self.wildcard_identities.push(identity);
                 return Ok(());
             }
-        } else if let Some(Named {
-            origin,
-            configured: Some((was, shared)),
-        }) = before.named.get(bucket)
+        } else if let Some(named) = before.named.get(bucket)
+            && let Some((was, _)) = &named.configured
             && was == config
         {
-            self.insert(bucket, origin.clone(), Some((was.clone(), shared.clone())))?;
+            self.insert(bucket, named.clone())?;
             if let Some(identity) = before.identities.get(bucket) {
                 self.identities.insert(bucket.to_owned(), identity.clone());
             }
@@ -642,17 +652,16 @@ impl Origins {
 
     /// Maps `bucket` to an existing origin, without further wrappers.
     pub fn add(&mut self, bucket: &str, origin: Arc<dyn Origin>) -> Result<()> {
-        self.insert(bucket, origin, None)
+        let named = Named {
+            origin,
+            configured: None,
+            created_ms: 0,
+        };
+        self.insert(bucket, named)
     }
 
-    fn insert(
-        &mut self,
-        bucket: &str,
-        origin: Arc<dyn Origin>,
-        configured: Option<(OriginConfig, Shared)>,
-    ) -> Result<()> {
+    fn insert(&mut self, bucket: &str, named: Named) -> Result<()> {
         name::validate_bucket(bucket)?;
-        let named = Named { origin, configured };
         if self.named.insert(bucket.to_owned(), named).is_some() {
             return Err(
                 Error::invalid(format!("the bucket {bucket:?} is mapped twice"))
@@ -772,13 +781,19 @@ impl Origins {
         wildcard.map_or("ais", |w| of(&w.config))
     }
 
-    /// All names, sorted. A wildcard whose origin cannot be listed is left out, with a warning in
+    /// All buckets, by name. A wildcard whose origin cannot be listed is left out, with a warning in
     /// the log.
-    pub async fn list_buckets(&self) -> Result<Vec<String>> {
-        let mut names: Vec<String> = self.named.keys().cloned().collect();
+    pub async fn list_buckets(&self) -> Result<Vec<ListedBucket>> {
+        let named = self.named.iter();
+        let mut buckets: Vec<ListedBucket> = named
+            .map(|(name, named)| ListedBucket {
+                name: name.clone(),
+                created_ms: named.created_ms,
+            })
+            .collect();
         for wildcard in &self.wildcards {
             match wildcard.list().await {
-                Ok(more) => names.extend(more),
+                Ok(more) => buckets.extend(more),
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -791,10 +806,11 @@ impl Origins {
                 Err(e) => return Err(e),
             }
         }
-        names.retain(|n| name::validate_bucket(n).is_ok());
-        names.sort();
-        names.dedup();
-        Ok(names)
+        buckets.retain(|b| name::validate_bucket(&b.name).is_ok());
+        // Of several with one name, the first is the one that the name leads to.
+        buckets.sort_by(|a, b| a.name.cmp(&b.name));
+        buckets.dedup_by(|later, first| later.name == first.name);
+        Ok(buckets)
     }
 
     /// Forgets what is known about a bucket of a wildcard: it was created or removed.
@@ -923,7 +939,10 @@ mod tests {
         origins
             .add_config("*", &config(format!("file://{}/many/*", root.display())))
             .unwrap();
-        assert_eq!(origins.list_buckets().await.unwrap(), ["aa", "first"]);
+        let listed = origins.list_buckets().await.unwrap();
+        assert!(listed.iter().all(|b| b.created_ms > 0), "{listed:?}");
+        let names: Vec<&str> = listed.iter().map(|b| &*b.name).collect();
+        assert_eq!(names, ["aa", "first"]);
         origins.create_bucket("bb").await.unwrap();
         assert_eq!(
             origins.create_bucket("bb").await.unwrap_err().kind(),

@@ -97,6 +97,15 @@ pub struct ListEntry {
     pub last_modified_ms: i64,
 }
 
+/// One bucket of a listing of buckets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListedBucket {
+    /// As clients see it.
+    pub name: String,
+    /// When it was made, in milliseconds since the Unix epoch; 0 if that is not known.
+    pub created_ms: i64,
+}
+
 /// Entries and prefixes in the order of their UTF-8 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListPage {

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use forebay_core::{ObjectMeta, ObjectName, Result};
 use forebay_engine::{
     Announced, Answers, Buckets, ByteStream, ForwardRequest, ForwardResponse, Heads, ListPage,
-    ListRequest, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place, UploadedPart,
-    Wanted,
+    ListRequest, ListedBucket, Origin, PartsPage, PutCondition, PutRequest, PutResponse, S3Place,
+    UploadedPart, Wanted,
 };
 use forebay_origin::{GetRequest, GetResponse};
 use std::sync::Arc;
@@ -121,7 +121,7 @@ impl Buckets for ClusterBuckets {
         self.inner.changed(bucket);
     }
 
-    async fn list(&self) -> Result<Vec<String>> {
+    async fn list(&self) -> Result<Vec<ListedBucket>> {
         self.inner.list().await
     }
 

@@ -4,7 +4,7 @@ use crate::config::NamedOrigin;
 use arc_swap::{ArcSwap, Guard};
 use async_trait::async_trait;
 use forebay_core::{Error, Result, sync::RwLock};
-use forebay_engine::Buckets;
+use forebay_engine::{Buckets, ListedBucket};
 use forebay_origin::{Origin, OriginStats, Origins, WILDCARD};
 use forebay_store::Sources;
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -108,7 +108,7 @@ impl Buckets for OriginBuckets {
         self.origins().forget_bucket(bucket);
     }
 
-    async fn list(&self) -> Result<Vec<String>> {
+    async fn list(&self) -> Result<Vec<ListedBucket>> {
         self.origins.load_full().list_buckets().await
     }
 

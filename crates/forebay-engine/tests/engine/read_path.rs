@@ -6,8 +6,8 @@ use forebay_core::{
 };
 use forebay_engine::{
     Announced, BucketRule, BucketRules, Buckets, Changes, Conditions, Engine, EngineConfig,
-    FixedBuckets, ForwardBody, ForwardRequest, Freshness, PutCondition, PutRequest, ReadOptions,
-    WarmOutcome,
+    FixedBuckets, ForwardBody, ForwardRequest, Freshness, ListedBucket, PutCondition, PutRequest,
+    ReadOptions, WarmOutcome,
 };
 use forebay_origin::Origin;
 use forebay_store::{DirConfig, Store, StoreConfig};
@@ -1325,7 +1325,7 @@ impl Buckets for Told {
         self.inner.origin(bucket).await
     }
 
-    async fn list(&self) -> Result<Vec<String>> {
+    async fn list(&self) -> Result<Vec<ListedBucket>> {
         self.inner.list().await
     }
 

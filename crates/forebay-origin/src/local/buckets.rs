@@ -2,31 +2,40 @@
 
 use super::{LocalOrigin, RESERVED, list};
 use crate::{
-    ListRequest,
+    ListRequest, ListedBucket,
     failure::{self, Site},
 };
 use forebay_core::{Error, ErrorKind, Result, name};
-use std::{fs, io, path::Path};
+use std::{fs, io, path::Path, time::UNIX_EPOCH};
+
+/// When a directory was made, in milliseconds since the Unix epoch. Where its file system does not say,
+/// when it last changed; 0 if that cannot be told either.
+pub(crate) fn created_ms(directory: &Path) -> i64 {
+    let made = fs::metadata(directory).and_then(|m| m.created().or_else(|_| m.modified()));
+    let since = made.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+    since.map_or(0, |t| t.as_millis() as i64)
+}
 
 /// The directories under `root` that are buckets.
-pub(crate) fn buckets(root: &Path) -> Result<Vec<String>> {
+pub(crate) fn buckets(root: &Path) -> Result<Vec<ListedBucket>> {
     let site = Site {
         origin: &root.display().to_string(),
         operation: "list the buckets",
         key: "",
     };
-    let mut names = Vec::new();
+    let mut buckets = Vec::new();
     for entry in fs::read_dir(root).map_err(|e| failure::from_io(site, e))? {
         let entry = entry.map_err(|e| failure::from_io(site, e))?;
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
         if name::validate_bucket(&name).is_ok() && entry.path().is_dir() {
-            names.push(name);
+            let created_ms = created_ms(&entry.path());
+            buckets.push(ListedBucket { name, created_ms });
         }
     }
-    names.sort();
-    Ok(names)
+    buckets.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(buckets)
 }
 
 /// Makes a bucket.
@@ -108,6 +117,25 @@ pub(crate) fn remove_bucket(root: &Path, bucket: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_of_buckets_knows_when_they_were_made() {
+        let began = std::time::SystemTime::now();
+        let root = tempfile::tempdir().unwrap();
+        for bucket in ["two", "one"] {
+            create_bucket(root.path(), bucket).unwrap();
+        }
+        let listed = buckets(root.path()).unwrap();
+        let names: Vec<&str> = listed.iter().map(|b| &*b.name).collect();
+        assert_eq!(names, ["one", "two"]);
+        let began = began.duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+        for bucket in listed {
+            // Clocks of file systems go by ticks.
+            let after = bucket.created_ms - began;
+            assert!((-1_000..60_000).contains(&after), "{bucket:?}: {after}");
+        }
+        assert_eq!(created_ms(&root.path().join("three")), 0);
+    }
 
     #[test]
     fn a_bucket_that_is_a_link_stays_with_all_that_is_in_it() {

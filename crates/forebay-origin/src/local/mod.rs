@@ -35,7 +35,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use attributes::Stored;
-pub(crate) use buckets::{buckets, create_bucket, remove_bucket};
+pub(crate) use buckets::{buckets, create_bucket, created_ms, remove_bucket};
 use bytes::{Bytes, BytesMut};
 use forebay_core::{
     Error, ErrorKind, ObjectMeta, Result, crc32c_append, made_etag, name, sync::Mutex,

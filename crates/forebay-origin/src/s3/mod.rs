@@ -754,8 +754,8 @@ fn split_upload(upload: &str) -> Result<(PutCondition, &str)> {
 
 /// What a service offers besides its buckets' objects.
 impl S3Endpoint {
-    /// The names of all buckets that the credentials may see.
-    pub(crate) async fn list_buckets(&self) -> Result<Vec<String>> {
+    /// All buckets that the credentials may see.
+    pub(crate) async fn list_buckets(&self) -> Result<Vec<ListedBucket>> {
         let description = self.describe();
         let site = Site {
             origin: &description,

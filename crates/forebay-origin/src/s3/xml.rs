@@ -5,7 +5,7 @@
 //! decoded.
 
 use crate::{
-    ListEntry, ListPage, ListedPart, PartsPage, UploadedPart,
+    ListEntry, ListPage, ListedBucket, ListedPart, PartsPage, UploadedPart,
     failure::{self, ErrorDocument},
     walked::Named,
 };
@@ -402,17 +402,30 @@ fn http_date(text: &str) -> i64 {
         .unwrap_or(0)
 }
 
-/// The names in a `ListAllMyBucketsResult`.
-pub(crate) fn parse_buckets(text: &str) -> Result<Vec<String>> {
-    let mut names = Vec::new();
+/// The buckets in a `ListAllMyBucketsResult`.
+pub(crate) fn parse_buckets(text: &str) -> Result<Vec<ListedBucket>> {
+    let mut buckets: Vec<ListedBucket> = Vec::new();
     let mut seen = false;
     walk(text, |met| match met {
         Meet::Open("ListAllMyBucketsResult") => seen = true,
-        Meet::Text("ListAllMyBucketsResult/Buckets/Bucket/Name", value) => names.push(value),
+        Meet::Open("ListAllMyBucketsResult/Buckets/Bucket") => buckets.push(Default::default()),
+        Meet::Text("ListAllMyBucketsResult/Buckets/Bucket/Name", value) => {
+            if let Some(bucket) = buckets.last_mut() {
+                bucket.name = value;
+            }
+        }
+        Meet::Text("ListAllMyBucketsResult/Buckets/Bucket/CreationDate", value) => {
+            if let Some(bucket) = buckets.last_mut() {
+                bucket.created_ms = chrono::DateTime::parse_from_rfc3339(value.trim())
+                    .map(|t| t.timestamp_millis())
+                    .unwrap_or(0);
+            }
+        }
         _ => {}
     })?;
+    buckets.retain(|bucket| !bucket.name.is_empty());
     if seen {
-        Ok(names)
+        Ok(buckets)
     } else {
         Err(not_expected("a ListAllMyBucketsResult", text))
     }
@@ -474,6 +487,20 @@ pub(crate) fn complete_body(parts: &[UploadedPart]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_listing_of_buckets_tells_their_dates() {
+        let text = "<ListAllMyBucketsResult><Buckets><Bucket><CreationDate>2024-05-01T10:00:00.250Z\
+                    </CreationDate><Name>a</Name></Bucket><Bucket><Name>b</Name></Bucket>\
+                    <Bucket><Name>c</Name><CreationDate>soon</CreationDate></Bucket><Bucket/>\
+                    </Buckets><Owner><ID>o</ID></Owner></ListAllMyBucketsResult>";
+        let listed = parse_buckets(text).unwrap().into_iter();
+        let listed: Vec<_> = listed.map(|b| (b.name, b.created_ms)).collect();
+        let is = |name: &str, ms: i64| (name.to_owned(), ms);
+        let all = [is("a", 1_714_557_600_250), is("b", 0), is("c", 0)];
+        assert_eq!(listed, all);
+        assert!(parse_buckets("<html/>").is_err());
+    }
 
     #[test]
     fn a_listing_is_read_exactly() {

@@ -5,7 +5,7 @@ use super::{
     convert::{answer, etag, note, policy, timestamp},
 };
 use forebay_core::{Error, Result, limits, made_etag, name::validate_bucket};
-use forebay_engine::{ListPage, ListRequest};
+use forebay_engine::{ListPage, ListRequest, ListedBucket};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
 
@@ -204,27 +204,26 @@ impl Ops {
     ) -> S3Result<S3Response<ListBucketsOutput>> {
         let (note, policy) = (note(&request)?, policy(&request)?);
         let input = request.input;
-        let mut names = answer(self.engine.buckets().list().await, &note)?;
-        names.retain(|name| policy.knows(name));
+        let mut listed = answer(self.engine.buckets().list().await, &note)?;
+        listed.retain(|bucket| policy.knows(&bucket.name));
         let max = input.max_buckets.map_or(usize::MAX, |n| n.max(1) as usize);
-        let mut matching = names
+        let prefix = input.prefix.as_deref();
+        let after = input.continuation_token.as_deref();
+        let mut matching = listed
             .into_iter()
-            .filter(|n| input.prefix.as_deref().is_none_or(|p| n.starts_with(p)))
-            .filter(|n| {
-                input
-                    .continuation_token
-                    .as_deref()
-                    .is_none_or(|after| n.as_str() > after)
-            });
-        let page: Vec<String> = matching.by_ref().take(max).collect();
+            .filter(|b| prefix.is_none_or(|p| b.name.starts_with(p)))
+            .filter(|b| after.is_none_or(|after| b.name.as_str() > after));
+        let page: Vec<ListedBucket> = matching.by_ref().take(max).collect();
         let more = matching.next().is_some();
-        let bucket = |name: &String| Bucket {
-            name: Some(name.clone()),
-            creation_date: Some(timestamp(0)),
+        let bucket = |listed: &ListedBucket| Bucket {
+            name: Some(listed.name.clone()),
+            // Some clients cannot do without it.
+            creation_date: Some(timestamp(listed.created_ms)),
             ..Default::default()
         };
+        let last = page.last().filter(|_| more);
         Ok(S3Response::new(ListBucketsOutput {
-            continuation_token: if more { page.last().cloned() } else { None },
+            continuation_token: last.map(|b| b.name.clone()),
             buckets: Some(page.iter().map(bucket).collect()),
             owner: Some(owner()),
             prefix: input.prefix,

@@ -76,11 +76,11 @@ async fn list_buckets(call: &Call) -> Result<Response<AnswerBody>> {
     }
     let wanted = call.provider_named()?;
     let buckets = call.app.engine.buckets().as_ref();
-    let mut names = buckets.list().await?;
-    names.retain(|name| call.policy.knows(name));
-    let entries: Vec<Bucket> = names
+    let mut listed = buckets.list().await?;
+    listed.retain(|bucket| call.policy.knows(&bucket.name));
+    let entries: Vec<Bucket> = listed
         .into_iter()
-        .map(|name| (Provider::of(buckets, &name), name))
+        .map(|bucket| (Provider::of(buckets, &bucket.name), bucket.name))
         .filter(|(provider, _)| wanted.is_none_or(|w| w == *provider))
         .map(|(provider, name)| Bucket {
             name,

@@ -178,7 +178,8 @@ fn cluster_map(call: &Call) -> Value {
 async fn bucket_map(call: &Call) -> Result<Value> {
     let buckets = call.app.engine.buckets().as_ref();
     let mut by_provider: Map<String, Value> = Map::new();
-    for name in buckets.list().await? {
+    for bucket in buckets.list().await? {
+        let name = bucket.name;
         if !call.policy.knows(&name) {
             continue;
         }
@@ -199,8 +200,8 @@ async fn providers(call: &Call) -> Result<Vec<&'static str>> {
         .list()
         .await?
         .iter()
-        .filter(|name| call.policy.knows(name))
-        .map(|name| Provider::of(buckets, name).word())
+        .filter(|bucket| call.policy.knows(&bucket.name))
+        .map(|bucket| Provider::of(buckets, &bucket.name).word())
         .collect();
     words.sort_unstable();
     words.dedup();
