@@ -63,7 +63,7 @@ fn page_size(max_keys: Option<i32>) -> Result<usize> {
 
 /// Where a listing continues after `marker`. A marker that is a rolled-up prefix stands for all
 /// keys under it.
-fn after_marker(marker: &str, prefix: &str, delimiter: Option<&str>) -> String {
+pub(super) fn after_marker(marker: &str, prefix: &str, delimiter: Option<&str>) -> String {
     let rolled_up = delimiter.is_some_and(|d| {
         !d.is_empty()
             && marker

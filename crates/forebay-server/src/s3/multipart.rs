@@ -8,7 +8,7 @@ use super::{
         put_condition, timestamp,
     },
     error::Refusal,
-    list::{Encoding, owner},
+    list::{Encoding, after_marker, owner},
     verify::{algorithms, value, verify},
     write::{length, trailing},
 };
@@ -325,15 +325,11 @@ impl Ops {
             &note,
         )?;
         let encoding = answer(Encoding::of(input.encoding_type.as_ref()), &note)?;
-        if input.delimiter.as_deref().is_some_and(|d| !d.is_empty()) {
-            let e = Error::unsupported("a delimiter in a listing of uploads is not offered");
-            return Err(failed(e, &note));
-        }
         let prefix = input.prefix.clone().unwrap_or_default();
-        let (key_marker, id_marker) = (
-            input.key_marker.clone().unwrap_or_default(),
-            input.upload_id_marker.clone().unwrap_or_default(),
-        );
+        let delimiter = input.delimiter.clone().filter(|d| !d.is_empty());
+        let key_marker = input.key_marker.as_deref().unwrap_or_default();
+        let key_marker = after_marker(key_marker, &prefix, delimiter.as_deref());
+        let id_marker = input.upload_id_marker.clone().unwrap_or_default();
         let max = input
             .max_uploads
             .map_or(PAGE, |n| (n.max(0) as usize).min(PAGE));
@@ -342,13 +338,9 @@ impl Ops {
             key > key_marker.as_str()
                 || (key == key_marker && !id_marker.is_empty() && u.id > id_marker)
         };
-        let mut rest = self
-            .uploads
-            .list(&input.bucket, &prefix)
-            .into_iter()
-            .filter(is_after);
-        let page: Vec<Upload> = rest.by_ref().take(max).collect();
-        let truncated = max > 0 && rest.next().is_some();
+        let mut begun = self.uploads.list(&input.bucket, &prefix);
+        begun.retain(is_after);
+        let page = page_of_uploads(begun, &prefix, delimiter.as_deref(), max);
         let listed = |u: &Upload| MultipartUpload {
             key: Some(encoding.name(u.name.key())),
             upload_id: Some(u.id.clone()),
@@ -357,14 +349,17 @@ impl Ops {
             storage_class: Some(StorageClass::from_static(StorageClass::STANDARD)),
             ..Default::default()
         };
+        let common = |prefix: &String| CommonPrefix {
+            prefix: Some(encoding.name(prefix)),
+        };
+        let (next_key, next_id) = page.next.clone().unzip();
         Ok(S3Response::new(ListMultipartUploadsOutput {
-            next_key_marker: page
-                .last()
-                .filter(|_| truncated)
-                .map(|u| encoding.name(u.name.key())),
-            next_upload_id_marker: page.last().filter(|_| truncated).map(|u| u.id.clone()),
-            uploads: Some(page.iter().map(listed).collect()),
-            is_truncated: Some(truncated),
+            next_key_marker: encoding.opt(next_key),
+            next_upload_id_marker: next_id.filter(|id| !id.is_empty()),
+            uploads: Some(page.uploads.iter().map(listed).collect()),
+            common_prefixes: Some(page.prefixes.iter().map(common).collect()),
+            delimiter: encoding.opt(delimiter),
+            is_truncated: Some(page.next.is_some()),
             max_uploads: Some(max as i32),
             bucket: Some(input.bucket),
             prefix: Some(encoding.name(&prefix)),
@@ -374,6 +369,54 @@ impl Ops {
             ..Default::default()
         }))
     }
+}
+
+/// A page of a listing of uploads.
+#[derive(Default)]
+struct UploadsPage {
+    uploads: Vec<Upload>,
+    /// What keys were rolled up to.
+    prefixes: Vec<String>,
+    /// Where the next page goes on: the last key or prefix of this one, and the id of its upload, which is
+    /// empty after a prefix. `None` at the end.
+    next: Option<(String, String)>,
+}
+
+/// The first `max` uploads and prefixes of `begun`, which is sorted.
+fn page_of_uploads(
+    begun: Vec<Upload>,
+    prefix: &str,
+    delimiter: Option<&str>,
+    max: usize,
+) -> UploadsPage {
+    let rolled_up = |key: &str| {
+        let (rest, delimiter) = (key.strip_prefix(prefix)?, delimiter?);
+        let end = rest.find(delimiter)? + delimiter.len();
+        Some(format!("{prefix}{}", &rest[..end]))
+    };
+    let mut page = UploadsPage::default();
+    let mut last = None;
+    for upload in begun {
+        let rolled = rolled_up(upload.name.key());
+        if rolled.is_some() && rolled.as_ref() == page.prefixes.last() {
+            continue;
+        }
+        if page.uploads.len() + page.prefixes.len() >= max {
+            page.next = last;
+            break;
+        }
+        match rolled {
+            Some(rolled) => {
+                last = Some((rolled.clone(), String::new()));
+                page.prefixes.push(rolled);
+            }
+            None => {
+                last = Some((upload.name.key().to_owned(), upload.id.clone()));
+                page.uploads.push(upload);
+            }
+        }
+    }
+    page
 }
 
 /// A page of the parts of an upload, and whether there are more after it. It has those that the origin

@@ -634,6 +634,53 @@ fn upload_id(begun: &str) -> &str {
     id.split_once('<').unwrap().0
 }
 
+#[tokio::test]
+async fn a_listing_of_uploads_rolls_up_by_a_delimiter() {
+    let n = start(&[]).await;
+    let mut c = n.client().await;
+    for key in ["a/1", "a/2", "b", "b", "c d/x", "e"] {
+        let begin = format!("/data/{}?uploads", key.replace(' ', "%20"));
+        let a = c.send(Method::POST, &begin, &[], "").await;
+        assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    }
+    let between = |text: &str, open: &str, close: &str| -> Vec<String> {
+        let found = text.split(open).skip(1);
+        found
+            .map(|rest| rest.split(close).next().unwrap().to_owned())
+            .collect()
+    };
+    for max in [1, 2, 1000] {
+        let (mut keys, mut prefixes, mut next) = (Vec::new(), Vec::new(), String::new());
+        loop {
+            let list =
+                format!("/data?uploads&delimiter=%2F&encoding-type=url&max-uploads={max}{next}");
+            let a = c.get(&list).await.text();
+            assert!(a.contains("<Delimiter>/</Delimiter>"), "{a}");
+            let (more, rolled) = (
+                between(&a, "<Key>", "</Key>"),
+                between(&a, "<CommonPrefixes><Prefix>", "</Prefix>"),
+            );
+            assert!(more.len() + rolled.len() <= max, "{a}");
+            keys.extend(more);
+            prefixes.extend(rolled);
+            if a.contains("<IsTruncated>false</IsTruncated>") {
+                break;
+            }
+            let marker = between(&a, "<NextKeyMarker>", "<").remove(0);
+            next = format!("&key-marker={marker}");
+            if let Some(id) = between(&a, "<NextUploadIdMarker>", "<").first() {
+                next += &format!("&upload-id-marker={id}");
+            }
+        }
+        assert_eq!(keys, ["b", "b", "e"], "{max}");
+        assert_eq!(prefixes, ["a/", "c%20d/"], "{max}");
+    }
+    let under = "/data?uploads&delimiter=%2F&prefix=a%2F";
+    let a = c.get(under).await.text();
+    assert_eq!(between(&a, "<Key>", "</Key>"), ["a/1", "a/2"], "{a}");
+    assert!(!a.contains("<CommonPrefixes>"), "{a}");
+}
+
 /// Parts may come through any of the nodes before a bucket: its origin knows all of them.
 #[tokio::test]
 async fn an_upload_is_completed_though_parts_came_through_another_node() {
