@@ -1,6 +1,6 @@
 //! Byte ranges: as clients ask for them, and resolved against a size. RFC 9110, section 14.
 
-use crate::{Error, Result};
+use crate::{Error, Result, units::count};
 use std::ops::Range;
 
 /// A range as a client asks for it, before the size is known.
@@ -77,11 +77,12 @@ impl ByteRange {
             ByteRange::Suffix(n) => size.saturating_sub(n)..size,
         };
         if resolved.start >= resolved.end {
+            let all = count(size, "byte");
             return Err(Error::range_not_satisfiable(match self {
                 ByteRange::From(_) | ByteRange::Inclusive(..) => {
-                    format!("bytes {self} begin past the end: it has {size} bytes")
+                    format!("bytes {self} begin past the end: it has {all}")
                 }
-                ByteRange::Suffix(_) => format!("bytes {self} of {size} bytes are none"),
+                ByteRange::Suffix(_) => format!("bytes {self} of {all} are none"),
             }));
         }
         Ok(resolved)
@@ -127,6 +128,14 @@ mod tests {
             let e = past.resolve(10).unwrap_err();
             assert_eq!(e.kind(), crate::ErrorKind::RangeNotSatisfiable);
             assert!(e.message().contains("past the end"), "{e:?}");
+        }
+        for (range, size, says) in [
+            (ByteRange::From(5), 1, "it has 1 byte"),
+            (ByteRange::From(5), 0, "it has 0 bytes"),
+            (ByteRange::Suffix(0), 1, "of 1 byte are none"),
+        ] {
+            let e = range.resolve(size).unwrap_err();
+            assert!(e.message().ends_with(says), "{e:?}");
         }
         assert!(ByteRange::parse_header("bytes=0-1,3-4").is_err());
         assert!(ByteRange::from_start_length(u64::MAX, 2).is_err());

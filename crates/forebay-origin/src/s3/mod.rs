@@ -31,7 +31,7 @@ use crate::{
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits};
+use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits, units::count};
 use headers::Dialect;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
@@ -190,7 +190,8 @@ impl S3Origin {
 /// The error of a range that begins at the end of an object or past it.
 pub(crate) fn past_the_end(key: &str, size: u64, start: u64) -> Error {
     Error::range_not_satisfiable(format!(
-        "{key:?} has {size} bytes, none from byte {start} on"
+        "{key:?} has {}, none from byte {start} on",
+        count(size, "byte")
     ))
 }
 
