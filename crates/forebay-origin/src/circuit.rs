@@ -232,15 +232,13 @@ impl Open {
             .until
             .saturating_duration_since(now)
             .max(Duration::from_secs(1));
-        Error::new(
-            self.kind,
-            format!(
-                "{origin} was not asked: it has not answered for {} s",
-                now.duration_since(self.since).as_secs()
-            ),
-        )
-        .hint("the trouble is at the origin, or on the way to it: try again later")
-        .retry_after(wait)
+        let why = match now.duration_since(self.since).as_secs() {
+            0 => "it does not answer".to_owned(),
+            secs => format!("it has not answered for {secs} s"),
+        };
+        Error::new(self.kind, format!("{origin} was not asked: {why}"))
+            .hint("the trouble is at the origin, or on the way to it: try again later")
+            .retry_after(wait)
     }
 }
 
@@ -336,6 +334,20 @@ mod tests {
         let answer = Error::not_found("x");
         b.circuit.ended_at(b.now, b.now, &answer, String::new);
         assert!(!b.circuit.is_open() && b.admit(Attempt::First).is_ok());
+    }
+
+    #[test]
+    fn a_refusal_says_for_how_long_there_was_no_answer() {
+        let mut b = Bench::open();
+        let told = |b: &Bench| b.admit(Attempt::First).err().unwrap().message().to_owned();
+        assert_eq!(told(&b), "s3://b was not asked: it does not answer");
+        let probe = {
+            b.pass(Duration::from_secs(2));
+            b.admit(Attempt::First).unwrap()
+        };
+        let why = "s3://b was not asked: it has not answered for 2 s";
+        assert_eq!(told(&b), why);
+        drop(probe);
     }
 
     #[test]
