@@ -7,7 +7,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
+import os
 import threading
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -299,10 +301,13 @@ def test_a_part_that_is_too_small_and_conditions_on_completing(same, direct, thr
     assert through.get_object(Bucket=buckets[1], Key="up")["Body"].read() == b"already there"
 
 
-def test_conditional_writes_of_some_mb_are_refused_as_such(before, direct, buckets):
+def test_conditional_writes_of_some_mb_are_refused_as_such(before, service, direct, buckets):
     """versitygw refuses them before it has read their bodies, and closes the connection."""
     once = s3_client(before.url, retries={"total_max_attempts": 1})
     direct.put_object(Bucket=buckets[1], Key="there", Body=b"already")
+    # Of an object that is older than the write, it is known that it is not what was written.
+    hour_ago = time.time() - 3600
+    os.utime(service.directory / buckets[1] / "there", (hour_ago, hour_ago))
     for size in (1, 3, 7):
         body = bytes(size * MIB)
         for condition in [{"IfNoneMatch": "*"}, {"IfMatch": '"other"'}] * 10:

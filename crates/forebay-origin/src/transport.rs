@@ -46,27 +46,36 @@ pub(crate) enum Payload {
     Framed(u64, ByteStream),
 }
 
-/// The cause of a failure to send: the connection broke before the service had been given the whole
-/// body, so it has made nothing of it.
+/// The cause of a failure to send a body: the connection broke before there was an answer.
 #[derive(Debug)]
-struct CutShort {
+pub(crate) struct Broken {
+    /// Bytes that were handed to the connection. Some of them may not have been sent.
     taken: u64,
     length: u64,
 }
 
-impl fmt::Display for CutShort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { taken, length } = self;
-        write!(f, "{taken} of the {length} bytes of the body had been sent")
+impl Broken {
+    pub(crate) fn of(e: &Error) -> Option<&Broken> {
+        std::error::Error::source(e)?.downcast_ref()
+    }
+
+    /// Whether the service has certainly not had the whole body: it has made nothing of it, then.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.taken < self.length
     }
 }
 
-impl std::error::Error for CutShort {}
-
-/// Whether a request failed before the service had been given the whole body.
-pub(crate) fn is_cut_short(e: &Error) -> bool {
-    std::error::Error::source(e).is_some_and(|cause| cause.is::<CutShort>())
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { taken, length } = self;
+        write!(
+            f,
+            "{taken} of the {length} bytes of the body were on their way"
+        )
+    }
 }
+
+impl std::error::Error for Broken {}
 
 pub(crate) struct Transport {
     client: reqwest::Client,
@@ -228,10 +237,8 @@ impl Transport {
             };
             match own {
                 Some(own) => own,
-                None if taken < length && !e.is_connect() => {
-                    failure::from_transport(site, &e).caused_by(CutShort { taken, length })
-                }
-                None => failure::from_transport(site, &e),
+                None if e.is_connect() || e.is_timeout() => failure::from_transport(site, &e),
+                None => failure::from_transport(site, &e).caused_by(Broken { taken, length }),
             }
         };
         let answer = self.client.execute(request);

@@ -26,7 +26,7 @@ use crate::*;
 use crate::{
     body::{self, exact},
     failure::Site,
-    transport::{Payload, body_of, is_cut_short},
+    transport::{Broken, Payload, body_of},
 };
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
@@ -35,14 +35,19 @@ use forebay_core::{Error, ErrorKind, ObjectMeta, Result, limits, units::count};
 use headers::Dialect;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
-    header::{IF_MATCH, IF_NONE_MATCH, RANGE},
+    header::{DATE, IF_MATCH, IF_NONE_MATCH, RANGE},
 };
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Bodies of a known length up to this are held in memory and signed with their hash; longer ones
 /// are sent in parts. Parts of clients' own uploads may be longer: they stream, unsigned, which is
 /// safe because a part that breaks off is never acknowledged.
 const SIGNED_BODY_MAX_BYTES: u64 = 8 << 20;
+/// How far apart the clocks of one service's machines may be, and how coarse its dates are.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(10);
 /// Longest answer document: a page of 1,000 keys of 1,024 bytes, each character encoded by three.
 const DOCUMENT_MAX_BYTES: u64 = 16 << 20;
 
@@ -125,10 +130,11 @@ impl S3Origin {
         let call = Call::new(Method::PUT, site)
             .headers(h.clone())
             .payload(Payload::Bytes(content));
+        let begun = Instant::now();
         let answer = match self.client.send(call).await {
             Ok(answer) => answer,
             Err(e) => {
-                let e = self.not_written(key, &h, e).await;
+                let e = self.not_written(key, &h, begun, e).await;
                 return Err(unmet(e, &request.condition));
             }
         };
@@ -137,19 +143,27 @@ impl S3Origin {
         })
     }
 
-    /// Why a write with these headers has failed. A service that refuses one by its condition may answer
-    /// before it has had the whole body, and close the connection: the answer is lost if the connection
-    /// breaks while the body is sent. Nothing was written then, so the object tells whether the condition
-    /// holds.
-    async fn not_written(&self, key: &str, headers: &HeaderMap, e: Error) -> Error {
+    /// Why a write with these headers, begun at that time, has failed. A service that refuses one by its
+    /// condition may answer before it has had the whole body, and close the connection: the answer is lost
+    /// if the connection breaks while the body is sent. If nothing can have been written, the object tells
+    /// whether the condition holds.
+    async fn not_written(&self, key: &str, headers: &HeaderMap, begun: Instant, e: Error) -> Error {
         let is_conditional = headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH);
-        if !is_conditional || !is_cut_short(&e) {
+        let Some(broken) = Broken::of(&e).filter(|_| is_conditional) else {
             return e;
-        }
-        let now = match self.head(key).await {
-            Ok(meta) => Some(meta),
-            Err(missing) if missing.kind() == ErrorKind::NotFound => None,
-            Err(_) => return e,
+        };
+        let now = match self.look(key).await {
+            Ok((meta, age)) => {
+                let is_older = age.is_some_and(|age| age >= begun.elapsed() + CLOCKS_APART_MAX);
+                (broken.is_cut_short() || is_older).then_some(Some(meta))
+            }
+            Err(missing) if missing.kind() == ErrorKind::NotFound && broken.is_cut_short() => {
+                Some(None)
+            }
+            Err(_) => None,
+        };
+        let Some(now) = now else {
+            return e;
         };
         match unheld(headers, now.as_ref()) {
             Some((kind, why)) => {
@@ -158,6 +172,21 @@ impl S3Origin {
             }
             None => e,
         }
+    }
+
+    /// An object as it is now, and for how long it has been so, by the service's own clock.
+    async fn look(&self, key: &str) -> Result<(ObjectMeta, Option<Duration>)> {
+        let site = self.site("head", key);
+        let answer = self.client.send(Call::new(Method::HEAD, site)).await?;
+        let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
+        is_object(&meta, site)?;
+        let date = answer.headers().get(DATE).and_then(|v| v.to_str().ok());
+        let date = date.and_then(|d| chrono::DateTime::parse_from_rfc2822(d).ok());
+        let age = date.filter(|_| meta.last_modified_ms > 0).and_then(|date| {
+            let age_ms = date.timestamp_millis() - meta.last_modified_ms;
+            Some(Duration::from_millis(u64::try_from(age_ms).ok()?))
+        });
+        Ok((meta, age))
     }
 
     /// Why an upload was not completed under a condition. S3 does not find the object of `If-Match`, nor
@@ -318,11 +347,7 @@ impl Origin for S3Origin {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectMeta> {
-        let site = self.site("head", key);
-        let answer = self.client.send(Call::new(Method::HEAD, site)).await?;
-        let meta = headers::meta(self.client.dialect(), site, answer.headers())?;
-        is_object(&meta, site)?;
-        Ok(meta)
+        Ok(self.look(key).await?.0)
     }
 
     async fn get(&self, key: &str, request: GetRequest) -> Result<GetResponse> {
@@ -543,7 +568,7 @@ impl Origin for S3Origin {
             Method::POST => query.iter().any(|(name, _)| name == "uploadId"),
             _ => false,
         };
-        let asked = is_write.then(|| headers.clone());
+        let asked = is_write.then(|| (headers.clone(), Instant::now()));
         let mut headers = headers;
         let payload = match body {
             ForwardBody::Empty => Payload::Empty,
@@ -564,7 +589,9 @@ impl Origin for S3Origin {
             call = call.query(name, value);
         }
         let answer = match (self.client.send_as_is(call).await, asked) {
-            (Err(e), Some(asked)) => return Err(self.not_written(&key, &asked, e).await),
+            (Err(e), Some((asked, begun))) => {
+                return Err(self.not_written(&key, &asked, begun, e).await);
+            }
             (answer, _) => answer?,
         };
         Ok(match answer {
@@ -696,10 +723,11 @@ impl Origin for S3Origin {
             .query("uploadId", id)
             .headers(h.clone())
             .payload(body);
+        let begun = Instant::now();
         let answer = match self.client.send(call).await {
             Ok(answer) => answer,
             Err(e) => {
-                let e = self.not_written(key, &h, e).await;
+                let e = self.not_written(key, &h, begun, e).await;
                 return Err(self.not_completed(key, e, &condition).await);
             }
         };

@@ -589,8 +589,9 @@ async fn a_forwarded_append_is_sent_once() {
 }
 
 /// A service that closes the connection of each write as soon as it has its head: to whoever sends the
-/// body, that is a service whose early answer was lost. `etag` is of the object that is there.
-async fn hasty(etag: Option<&'static str>) -> OriginConfig {
+/// body, that is a service whose early answer was lost. `etag` is of the object that is there, which is
+/// an hour old if `is_old`, or else of an age that it does not tell.
+async fn hasty(etag: Option<&'static str>, is_old: bool) -> OriginConfig {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -607,7 +608,14 @@ async fn hasty(etag: Option<&'static str>) -> OriginConfig {
                     Some(etag) => format!("200 OK\r\ncontent-length: 5\r\netag: {etag}"),
                     None => "404 Not Found\r\ncontent-length: 0".to_owned(),
                 };
-                let answer = format!("HTTP/1.1 {head}\r\nconnection: close\r\n\r\n");
+                let dates = match is_old {
+                    true => {
+                        "\r\nlast-modified: Mon, 03 Mar 2025 10:00:00 GMT\
+                         \r\ndate: Mon, 03 Mar 2025 11:00:00 GMT"
+                    }
+                    false => "",
+                };
+                let answer = format!("HTTP/1.1 {head}{dates}\r\nconnection: close\r\n\r\n");
                 let _ = socket.write_all(answer.as_bytes()).await;
                 let _ = socket.shutdown().await;
             }
@@ -639,7 +647,7 @@ async fn a_conditional_write_that_is_refused_early_is_told_as_refused() {
         (CONTENT_DISPOSITION, "*", Some(there), OriginUnavailable),
     ];
     for (name, value, etag, kind) in forwarded {
-        let origin = open(&hasty(etag).await).unwrap();
+        let origin = open(&hasty(etag, false).await).unwrap();
         let request = ForwardRequest {
             method: Method::PUT,
             key: "k".into(),
@@ -665,7 +673,7 @@ async fn a_conditional_write_that_is_refused_early_is_told_as_refused() {
         ),
         (PutCondition::Always, Some(there), OriginUnavailable),
     ] {
-        let origin = open(&hasty(etag).await).unwrap();
+        let origin = open(&hasty(etag, false).await).unwrap();
         let request = PutRequest {
             condition: condition.clone(),
             ..PutRequest::default()
@@ -675,6 +683,18 @@ async fn a_conditional_write_that_is_refused_early_is_told_as_refused() {
         let put = origin.put("k", request, Some(length as u64), body).await;
         let told = put.err().map(|e| e.kind());
         assert_eq!(told, Some(kind), "{condition:?} on {etag:?}");
+    }
+    // All of it was on its way: only an object from before cannot be what was written.
+    for (is_old, kind) in [(true, PreconditionFailed), (false, OriginUnavailable)] {
+        let origin = open(&hasty(Some(there), is_old).await).unwrap();
+        let request = PutRequest {
+            condition: PutCondition::IfAbsent,
+            ..PutRequest::default()
+        };
+        let length = 100 << 10;
+        let body = body::from_bytes(content.slice(..length));
+        let put = origin.put("k", request, Some(length as u64), body).await;
+        assert_eq!(put.err().map(|e| e.kind()), Some(kind), "{is_old}");
     }
 }
 
