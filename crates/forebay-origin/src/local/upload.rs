@@ -138,16 +138,19 @@ pub(super) fn parts(
         io::ErrorKind::NotFound => gone(upload),
         _ => failure::from_io(site, e),
     };
-    let mut parts = Vec::new();
-    for entry in fs::read_dir(directory(root, upload)?).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let Some(number) = entry.file_name().to_str().and_then(number_of) else {
-            continue;
-        };
-        if number <= after {
-            continue;
-        }
-        let file = File::open(entry.path()).map_err(failed)?;
+    let dir = directory(root, upload)?;
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(&dir).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let number = name.to_str().and_then(number_of);
+        numbers.extend(number.filter(|n| *n > after));
+    }
+    numbers.sort_unstable();
+    // One more than the page has: it tells whether there are more. The others need not be opened.
+    numbers.truncate(max.saturating_add(1));
+    let mut parts = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        let file = File::open(dir.join(part_name(number))).map_err(failed)?;
         let meta = meta_of(&file.metadata().map_err(failed)?, Default::default());
         parts.push(ListedPart {
             part: UploadedPart {
