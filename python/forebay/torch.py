@@ -13,7 +13,8 @@ Over names that are already known:
 * :class:`MapDataset`: map-style. DataLoader hands it the indices of a whole batch
   (``__getitems__``), and it fetches them in one GetBatch.
 * :class:`IterableDataset`: iterable. It shards over ranks and DataLoader workers, shuffles per
-  epoch, and keeps requests in flight ahead of the training loop.
+  epoch, and keeps requests in flight ahead of the training loop. ``torchdata``'s
+  ``StatefulDataLoader`` resumes it exactly.
 
 Over any dataset:
 
@@ -33,6 +34,7 @@ may be written to). Views that ``decode`` leaves in a sample, such as ``item.dat
 from __future__ import annotations
 
 import copy
+import hashlib
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -48,7 +50,7 @@ from ._place import rank_and_world
 from ._ring import BatchRing, DataLoader
 from ._torch_loader import LoaderDataset, Resumable, state_of
 from ._words import counted
-from .errors import Error, NotFound, SampleFailed
+from .errors import Error, InvalidRequest, NotFound, SampleFailed
 
 __all__ = [
     "BatchRing",
@@ -61,6 +63,13 @@ __all__ = [
     "rank_and_world",
     "state_of",
 ]
+
+
+#: Entries that a digest looks at, at most: each worker makes one, and Python's texts that a forked
+#: process looks at take memory there. And how many of them are joined at a time.
+DIGESTED_MOST, DIGESTED_TOGETHER = 1 << 20, 4096
+#: What a state of a worker has.
+STATE = frozenset(("epoch", "yielded", "worker", "workers", "world_size", "order"))
 
 
 def __dir__() -> list[str]:
@@ -129,11 +138,27 @@ class _Samples:
         self.on_error = on_error
         #: A sample consists of the bytes of its entry, as they are.
         self.plain = decode is None and transform is None and on_error == "raise"
+        self._digest: str | None = None
 
     def entries(self, indices: Sequence[int]) -> list[Any]:
         """The entries of a GetBatch for these rows."""
         samples = self.samples
         return [samples[i] for i in indices]
+
+    def digest(self) -> str:
+        """Tells the entries and their order from others of the same number: by each of them, or
+        of very many by :data:`DIGESTED_MOST`, spread evenly.
+        """
+        if self._digest is None:
+            found = hashlib.blake2b(repr(self.bucket).encode(), digest_size=16)
+            rows = range(0, len(self.samples), -(-len(self.samples) // DIGESTED_MOST) or 1)
+            for at in range(0, len(rows), DIGESTED_TOGETHER):
+                some = self.entries(rows[at : at + DIGESTED_TOGETHER])
+                # Texts of NumPy show themselves otherwise.
+                texts = [str(e) if isinstance(e, str) else repr(e) for e in some]
+                found.update("\0".join([*texts, ""]).encode("utf-8", "surrogatepass"))
+            self._digest = found.hexdigest()
+        return self._digest
 
     def options(self) -> dict[str, Any]:
         return {"bucket": self.bucket, "continue_on_error": self.on_error != "raise"}
@@ -292,6 +317,12 @@ class IterableDataset(torch.utils.data.IterableDataset):
         drop_uneven: Leave out the last rows so that all ranks yield equally many.
 
     Call :meth:`set_epoch` before each epoch, as with ``DistributedSampler``.
+
+    ``torchdata.StatefulDataLoader`` resumes it exactly, and reads nothing again: each worker goes
+    on after the last sample that it yielded, in the epoch of its state, whatever the batch size is
+    now. Such a state loads over the same entries, seed and options, into as many workers of as many
+    ranks as it was saved with; any other is refused. (``ds.loader(…).torch()`` over
+    :func:`forebay.open` resumes with any number.)
     """
 
     def __init__(
@@ -374,15 +405,16 @@ class IterableDataset(torch.utils.data.IterableDataset):
     def __repr__(self) -> str:
         return f"<forebay.torch.IterableDataset: {self._rows}, epoch {self.epoch}>"
 
-    def _own_rows(self) -> torch.Tensor:
-        """The row numbers of this rank, in order."""
+    def _own_rows(self, epoch: int | None = None) -> torch.Tensor:
+        """The row numbers of this rank, in order: in this epoch, or the one that is set."""
         rank, world = self._rank_and_world()
+        epoch = self.epoch if epoch is None else epoch
         total = len(self._rows.samples)
         if self.shuffle:
             generator = torch.Generator()
             # Any whole number is a seed, including torch.initial_seed(); a generator takes 64 bits
             # of it.
-            generator.manual_seed((self.seed * 1_000_003 + self.epoch) % (1 << 64))
+            generator.manual_seed((self.seed * 1_000_003 + epoch) % (1 << 64))
             order = torch.randperm(total, generator=generator)
         else:
             order = torch.arange(total)
@@ -399,10 +431,9 @@ class IterableDataset(torch.utils.data.IterableDataset):
         return (total - rank + world - 1) // world
 
     def __iter__(self) -> Iterator[Any]:
-        rows = self._own_rows()
-        worker = torch.utils.data.get_worker_info()
-        if worker is not None:
-            rows = rows[worker.id :: worker.num_workers]
+        return _Iteration(self)
+
+    def _samples(self, rows: torch.Tensor) -> Iterator[Any]:
         requests = [
             rows[at : at + self.request_size].tolist()
             for at in range(0, len(rows), self.request_size)
@@ -411,3 +442,89 @@ class IterableDataset(torch.utils.data.IterableDataset):
         batches = self._rows.client.batches(lists, prefetch=self.prefetch, **self._rows.options())
         for batch, indices in zip(batches, requests, strict=True):
             yield from self._rows.of_batch(batch, indices)
+
+    def _order(self) -> dict[str, Any]:
+        """What an order is the order of, as states say it."""
+        return {
+            "entries": len(self._rows.samples),
+            "digest": self._rows.digest(),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_uneven": self.drop_uneven,
+        }
+
+
+class _Iteration(Iterator[Any]):
+    """What a rank yields in an epoch, or one DataLoader worker of it. Its state is what
+    ``StatefulDataLoader`` keeps for that worker.
+    """
+
+    def __init__(self, data: IterableDataset) -> None:
+        info = torch.utils.data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        self._data, self._worker, self._workers = data, worker, workers
+        _, self._world = data._rank_and_world()
+        self._epoch, self._yielded = data.epoch, 0
+        self._left: Iterator[Any] | None = None
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if self._left is None:
+            own = self._data._own_rows(self._epoch)[self._worker :: self._workers]
+            self._left = self._data._samples(own[self._yielded :])
+        sample = next(self._left)
+        self._yielded += 1
+        return sample
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this worker has yielded."""
+        return {
+            "epoch": self._epoch,
+            "yielded": self._yielded,
+            "worker": self._worker,
+            "workers": self._workers,
+            "world_size": self._world,
+            "order": self._data._order(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where the same worker stopped.
+
+        Raises:
+            InvalidRequest: There were other workers or ranks then, or the state is of other
+                entries, of another order, or of something else.
+        """
+        if not isinstance(state, dict) or not STATE.issubset(state):
+            raise InvalidRequest(
+                "this is not a state of a forebay.torch.IterableDataset",
+                hint="give StatefulDataLoader what its state_dict() returned over this dataset",
+            )
+        if difference := self._difference(state):
+            raise InvalidRequest(
+                f"the state cannot be resumed: {difference}",
+                hint="make the dataset and its StatefulDataLoader as they were when it was saved;"
+                " loaders of forebay.open(…) resume on any number of workers and ranks",
+            )
+        self._epoch, self._yielded = int(state["epoch"]), int(state["yielded"])
+        self._left = None
+
+    def _difference(self, state: dict[str, Any]) -> str | None:
+        """What was otherwise when a state was saved, in words."""
+        then, here = state["order"], self._data._order()
+        if then.get("entries") != here["entries"]:
+            return f"it is over {then.get('entries')} entries, and here are {here['entries']}"
+        if then.get("digest") != here["digest"]:
+            return "it is over other entries than are here, or over these in another order"
+        for name in ("seed", "shuffle", "drop_uneven"):
+            if then.get(name) != here[name]:
+                return f"it was saved with {name}={then.get(name)}, and here is {here[name]}"
+        if state["world_size"] != self._world:
+            return f"it is of {counted(state['world_size'], 'rank')}, and here are {self._world}"
+        if (state["worker"], state["workers"]) != (self._worker, self._workers):
+            return (
+                f"it is of worker {state['worker']} of {state['workers']}, and this is worker"
+                f" {self._worker} of {self._workers}"
+            )
+        return None

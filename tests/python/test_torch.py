@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import itertools
 import multiprocessing
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -16,6 +17,7 @@ import pytest
 import torch
 from forebay.torch import IterableDataset, MapDataset
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 NAMES = [f"img/{i:04}.bin" for i in range(200)]
 
@@ -244,6 +246,106 @@ def test_iterable_in_a_dataloader(client, truth, workers):
         assert sorted(labels) == list(range(200))
         orders.append(labels)
     assert orders[0] != orders[1] and len(data) == 200
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_stateful_dataloader_resumes_by_itself_and_reads_nothing_again(client, workers):
+    """At each step of an epoch, with another batch size as well."""
+
+    def made(batch_size=16, every=1):
+        read = torch.zeros((), dtype=torch.int64).share_memory_()
+
+        def counting(item: forebay.Item) -> int:
+            read.add_(1)
+            return item.size
+
+        data = IterableDataset(
+            client,
+            NAMES,
+            bucket="train",
+            labels=range(200),
+            decode=counting,
+            shuffle=True,
+            seed=7,
+            request_size=13,
+        )
+        how = {"multiprocessing_context": "fork", "prefetch_factor": 1} if workers else {}
+        how["snapshot_every_n_steps"] = every
+        loader = StatefulDataLoader(data, batch_size=batch_size, num_workers=workers, **how)
+        return data, loader, read
+
+    data, loader, _ = made()
+    data.set_epoch(3)
+    truth = [labels.tolist() for _, labels in loader]
+    assert sorted(itertools.chain(*truth)) == list(range(200))
+    # Nobody sets the epoch of what resumes: its state says it.
+    for step in range(1, len(truth), 4):
+        data, loader, _ = made()
+        data.set_epoch(3)
+        first = [labels.tolist() for _, labels in itertools.islice(loader, step)]
+        saved = pickle.loads(pickle.dumps(loader.state_dict()))
+        _, again, read = made()
+        again.load_state_dict(saved)
+        rest = [labels.tolist() for _, labels in again]
+        assert first + rest == truth
+        assert int(read) == sum(map(len, rest))
+    _, other, _ = made(batch_size=5)
+    other.load_state_dict(saved)
+    rest = [label for _, labels in other for label in labels.tolist()]
+    assert sorted(rest + list(itertools.chain(*first))) == list(range(200))
+    # What comes after is another epoch, from its beginning.
+    assert sum(len(labels) for _, labels in again) == 200
+    _, coarse, _ = made(every=4)
+    first = [labels.tolist() for _, labels in itertools.islice(coarse, 6)]
+    _, again, _ = made(every=4)
+    again.load_state_dict(coarse.state_dict())
+    rest = list(itertools.chain(*(labels.tolist() for _, labels in again)))
+    assert sorted(rest + list(itertools.chain(*first))) == list(range(200))
+
+
+def test_a_state_of_another_iterable_dataset_is_refused(client):
+    def state(names=NAMES, **options):
+        data = IterableDataset(client, names, bucket="train", **options)
+        iteration = iter(data)
+        next(iteration)
+        return iteration.state_dict()
+
+    def resumed(saved, names=NAMES, **options):
+        iteration = iter(IterableDataset(client, names, bucket="train", **options))
+        iteration.load_state_dict(saved)
+        return list(iteration)
+
+    assert len(resumed(state(np.array(NAMES)))) == 199, "the same names in another container"
+    assert len(resumed(state(request_size=1), request_size=50)) == 199
+    for said, saved in (
+        ("over 100 entries, and here are 200", state(NAMES[:100])),
+        ("over other entries", state([*NAMES[1:], NAMES[0]])),
+        ("seed=1, and here is 0", state(seed=1)),
+        ("shuffle=True, and here is False", state(shuffle=True)),
+        ("of 2 ranks, and here are 1", state(rank=0, world_size=2)),
+    ):
+        with pytest.raises(forebay.InvalidRequest, match=said):
+            resumed(saved)
+    for foreign in ({}, None, {"start": {}, "step": 1}):
+        with pytest.raises(forebay.InvalidRequest, match="not a state of a forebay"):
+            resumed(foreign)
+
+    def loader(workers):
+        data = IterableDataset(client, NAMES, bucket="train", decode=total)
+        return StatefulDataLoader(
+            data, batch_size=8, num_workers=workers, multiprocessing_context="fork"
+        )
+
+    two = loader(2)
+    next(iter(two))
+    saved = two.state_dict()
+    three = loader(2)
+    workers = saved["_snapshot"]["_worker_snapshots"]
+    # As if the workers had been others.
+    workers["worker_0"], workers["worker_1"] = workers["worker_1"], workers["worker_0"]
+    three.load_state_dict(saved)
+    with pytest.raises(forebay.InvalidRequest, match=r"worker 1 of 2, and this is worker 0 of 2"):
+        next(iter(three))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
