@@ -458,10 +458,16 @@ def preview(of: Dataset[Any]) -> str:
 
 
 def preview_of_rows(rows: Rows) -> str:
-    """A small table of the first of some rows, as HTML. What comes from the data is escaped."""
+    """A small table of the first of some rows, as HTML. What comes from the data is escaped.
+
+    Rows do not say what files they are of: bytes are shown as what WebDataset takes them for, by
+    the names of their columns.
+    """
     left, names = [PREVIEW_ALL_BYTES], rows.columns
     shown = rows._first(PREVIEW_ROWS)
-    cells = [["" if n not in row else _cell(row[n], left) for n in names] for row in shown]
+    cells = [
+        ["" if n not in row else _cell(_member(n, row[n]), left) for n in names] for row in shown
+    ]
     title = counted(len(rows), "row")
     if len(shown) < len(rows):
         title += f", of which the first {len(shown)}"

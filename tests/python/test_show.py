@@ -320,8 +320,10 @@ def test_members_of_tars_are_shown_as_what_webdataset_takes_them_for(shown):
     assert row["cls"] == 7 and row["txt"] == "a café <b>"
     assert row["index"] == {"kind": None, "bytes": 5}
     ds = forebay.open("bk/samples.tar", url=shown.url)
-    for of in (ds, ds.take(1), forebay.concatenate([ds, ds])):
+    batch = next(iter(ds.loader(batch_size=1, output="rows")))
+    for of in (ds, ds.take(1), forebay.concatenate([ds, ds]), ds.take([0]), batch):
         page = of._repr_html_()
         assert "<td>7</td>" in page and "<td>a café &lt;b&gt;</td>" in page
+        assert "<td>5 bytes</td>" in page and "<td>1 byte</td>" in page
     # Rows themselves have bytes.
     assert bytes(ds[0]["cls"]) == b"7\n"
