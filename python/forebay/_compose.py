@@ -173,6 +173,10 @@ class Composed(Dataset[S]):
         """What was opened, and what was done to it, one after the other."""
         return list(self._steps)
 
+    def _title(self) -> str:
+        # The name of a mix says how many rows it has.
+        return self.name if "mix" in self._document else super()._title()
+
     @property
     def schema(self) -> dict[str, str]:
         return self.bases[0].schema
@@ -332,7 +336,7 @@ class Composed(Dataset[S]):
 
     def __repr__(self) -> str:
         types = listed([f"{name}: {kind}" for name, kind in self.schema.items()])
-        return f"<forebay.Dataset {self.name}: {counted(len(self), 'row')}; {types}>"
+        return f"<forebay.Dataset {self._title()}; {types}>"
 
 
 #: The set of rows that a filter leaves, and their shape if that is known.

@@ -448,7 +448,7 @@ def preview(of: Dataset[Any]) -> str:
     title = of.name
     head = [f"{name}: {kind}" for name, kind in of.schema.items()]
     try:
-        title = f"{title}: {counted(len(of), 'row')}"
+        title = of._title()
         rows = list(of._take(np.arange(min(PREVIEW_ROWS, len(of)), dtype=np.uint64), of._columns))
     except Error as e:
         return f"{_table_html(title, head, [])}<p>{html.escape(str(e))}</p>"

@@ -988,6 +988,10 @@ class Dataset(Loadable[S_co]):
 
         return describe(self, rows)
 
+    def _title(self) -> str:
+        """Its name, and how many rows it has."""
+        return f"{self.name}: {counted(len(self), 'row')}"
+
     def _repr_html_(self) -> str:
         from ._look import preview
 

@@ -440,6 +440,9 @@ def test_rows_of_a_mix_have_the_numbers_of_its_first_epoch(ds, other, kind):
     assert mixed.by_key([expected[11]], column="id").numpy()["id"].tolist() == [expected[11]]
     assert mixed.describe().rows == len(mixed)
     assert all(f"<td>{row}</td>" in mixed._repr_html_() for row in expected[:5])
+    for text in (mixed._repr_html_(), repr(rows), repr(rows.skip(10))):
+        assert text.count(counted(len(mixed), "row")) == 1, "a number is said once"
+    assert f": {counted(len(mixed) - 10, 'row')};" in repr(rows.skip(10))
     assert rows.locate(4) == (ds if expected[4] < 1000 else other).locate(expected[4] % 1000)
     part = mixed.skip(10)
     shuffled = given(part.loader(batch_size=5, shuffle="full", seed=2, uneven="pad", epochs=1))
