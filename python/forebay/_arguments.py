@@ -51,6 +51,22 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def real_number(value: Any) -> int | float | None:
+    """A whole number as an ``int`` and any other as a ``float``, also one of NumPy or a tensor
+    without dimensions; None for ``bool`` and whatever else is none.
+    """
+    number = whole_number(value)
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    if number is not None or is_bool or isinstance(value, (str, bytes, bytearray)):
+        return number
+    if getattr(value, "ndim", 0) != 0:
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def seconds(value: Any) -> float | None:
     """A finite number of at least 0 as a ``float``, also one of NumPy or a tensor without
     dimensions; None for whatever else is none.

@@ -38,7 +38,15 @@ from typing import (
 import numpy as np
 
 from . import _forebay, _node
-from ._arguments import U64_MAX, check_rows, column_names, differences, flag, whole_number
+from ._arguments import (
+    U64_MAX,
+    check_rows,
+    column_names,
+    differences,
+    flag,
+    real_number,
+    whole_number,
+)
 from ._elsewhere import CONCATENATE, explained
 from ._forebay import Client, RowSet
 from ._words import counted, listed
@@ -616,18 +624,20 @@ def repeated(of: Dataset[S], times: int) -> Dataset[S]:
 
 
 def sharded(of: Dataset[S], shards: int, index: int, contiguous: bool) -> Dataset[S]:
+    numbers = []
     for name, value, least in (("num_shards", shards, 1), ("index", index, 0)):
         number = whole_number(value)
         if number is None or number < least:
             raise InvalidRequest(
                 f"{name} is {value!r}", hint=f"give a whole number of at least {least}"
             )
+        numbers.append(number)
+    shards, index = numbers
     if index >= shards:
         raise InvalidRequest(
             f"shard {index} of {shards} does not exist", hint="shards are counted from 0"
         )
-    contiguous = flag("contiguous", contiguous)
-    shards, index, rows = int(shards), int(index), len(of)
+    contiguous, rows = flag("contiguous", contiguous), len(of)
     text = f"shard {index} of {shards}{'' if contiguous else ', interleaved'}"
     if not contiguous:
         return ranged(of, range(index, rows, shards), text)
@@ -640,19 +650,17 @@ def split(of: Dataset[Any], test_size: float, seed: int) -> TrainTest[Dataset[An
     rows, plain_seed = len(of), whole_number(seed)
     if plain_seed is None or not 0 <= plain_seed <= U64_MAX:
         raise InvalidRequest(f"seed={seed!r}", hint="give a whole number from 0 to 2**64 - 1")
-    if isinstance(test_size, (bool, str)) or not isinstance(
-        test_size, (int, float, np.integer, np.floating)
-    ):
+    size = real_number(test_size)
+    if size is None:
         raise InvalidRequest(
             f"test_size={test_size!r}", hint="give a number of rows, or a part between 0.0 and 1.0"
         )
-    is_part = isinstance(test_size, (float, np.floating))
-    if is_part and not 0 < test_size < 1:
+    if isinstance(size, float) and not 0 < size < 1:
         raise InvalidRequest(
             f"test_size={test_size!r} is not between 0 and 1",
             hint="give a part of the rows as in 0.1, or a whole number of rows",
         )
-    test = math.ceil(rows * test_size) if is_part else int(test_size)
+    test = math.ceil(rows * size) if isinstance(size, float) else size
     if not 0 < test < rows:
         raise InvalidRequest(
             f"a test part of {test:,} of {counted(rows, 'row')} leaves a part without rows",

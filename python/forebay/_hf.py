@@ -340,17 +340,18 @@ def shards_of(rows: int, count: int | None) -> list[range]:
     """Stretches of the order. The first ones have a row more, if any have, so that nodes which take
     every n-th of them have as many rows, but for one.
     """
+    number = whole_number(count)
     if count is None:
-        count = next((n for n in SHARD_COUNTS if rows >= n * SHARD_ROWS), 1)
-    elif whole_number(count) is None or count < 1:
+        number = next((n for n in SHARD_COUNTS if rows >= n * SHARD_ROWS), 1)
+    if number is None or number < 1:
         raise InvalidRequest(f"num_shards={count!r}", hint="give a whole number of at least 1")
-    elif count > max(rows, 1):
+    if number > max(rows, 1):
         raise InvalidRequest(
-            f"num_shards={count:,} for {counted(rows, 'row')}",
+            f"num_shards={number:,} for {counted(rows, 'row')}",
             hint="each shard needs a row of its own",
         )
-    each, more = divmod(rows, int(count))
-    edges = [each * i + min(i, more) for i in range(int(count) + 1)]
+    each, more = divmod(rows, number)
+    edges = [each * i + min(i, more) for i in range(number + 1)]
     return [range(a, b) for a, b in itertools.pairwise(edges)]
 
 

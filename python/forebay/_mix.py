@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from ._arguments import ROWS_MAX, check_rows, column_names, whole_number
+from ._arguments import ROWS_MAX, check_rows, column_names, real_number, whole_number
 from ._elsewhere import MIX, explained
 from ._loadable import Loadable, S_co
 from ._words import counted
@@ -221,7 +221,7 @@ class Mix(Loadable[S_co]):
         """
         from ._compose import TrainTest
 
-        if not isinstance(test_size, (float, np.floating)):
+        if not isinstance(real_number(test_size), float):
             raise InvalidRequest(
                 f"test_size={test_size!r} of a mix", hint="give a part, which is taken of each"
             )

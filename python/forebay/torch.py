@@ -381,7 +381,10 @@ class IterableDataset(torch.utils.data.IterableDataset):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the permutation of the next iteration, in persistent DataLoader workers too."""
-        self._epoch.fill_(epoch)
+        number = whole_number(epoch)
+        if number is None or not 0 <= number < 1 << 63:
+            raise InvalidRequest(f"epoch {epoch!r}", hint="epochs are counted from 0")
+        self._epoch.fill_(number)
 
     @property
     def epoch(self) -> int:

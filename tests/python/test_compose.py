@@ -108,6 +108,45 @@ def test_a_split_has_all_rows_once_in_stored_order(ds):
     assert len(ds.train_test_split(1).test) == 1
 
 
+@pytest.mark.parametrize("of", [np.int64, np.array, torch.tensor])
+def test_numbers_of_other_libraries_are_numbers(ds, other, of):
+    """Scalars of NumPy and arrays and tensors without dimensions, wherever a number is taken."""
+    two, mixed = of(2), forebay.mix([ds, other])
+    array = torch.tensor if of is torch.tensor else np.array
+    for whole in (ds, mixed):
+        assert whole.skip(two).id == whole.skip(2).id and whole.take(two).id == whole.take(2).id
+        assert [whole[of(i)]["id"] for i in (2, -2)] == [whole[i]["id"] for i in (2, -2)]
+        assert ids(whole.select([two, of(0)])) == ids(whole.select([2, 0]))
+        assert ids(whole[two : of(9) : two]) == ids(whole[2:9:2])
+        assert len(whole.repeat(two)) == 2 * len(whole)
+        assert len(whole.shard(of(3), two)) == len(whole.shard(3, 2))
+        parts = whole.train_test_split(array(0.25), seed=two)
+        assert len(parts.test) == len(whole.train_test_split(0.25, seed=2).test)
+        loader = whole.loader(two, shuffle=forebay.Block(two), seed=two, epochs=two, prefetch=two)
+        plain = whole.loader(2, shuffle=forebay.Block(2), seed=2, epochs=2, prefetch=2)
+        assert loader.state_dict() == plain.state_dict() and len(loader) == len(plain)
+        loader.set_epoch(of(1))
+        assert type(loader.epoch) is int and loader.epoch == 1
+        assert whole.to_hf_iterable(num_shards=two, seed=two).num_shards == 2
+        assert whole.describe(two).seen == 2
+    split = ds.train_test_split(two, seed=two)
+    assert split.test.id == ds.train_test_split(2, seed=2).test.id and len(split.test) == 2
+    # A part is computed in numbers of 64 bits.
+    many, part = ds.repeat(10**7), np.float32(0.3)
+    exact = len(many.train_test_split(float(part)).test)
+    assert len(many.train_test_split(array(part)).test) == exact
+    for wrong in (array(True), array([2]), array(2.5)):
+        for does in (ds.skip, ds.repeat, ds.loader, lambda n: ds.shard(n, 0)):
+            with pytest.raises((forebay.InvalidRequest, ValueError)):
+                does(wrong)
+        with pytest.raises(forebay.InvalidRequest, match="test_size="):
+            ds.train_test_split(wrong)
+    with pytest.raises(forebay.InvalidRequest, match="shard 3 of 3 does not exist"):
+        ds.shard(of(3), of(3))
+    with pytest.raises(forebay.InvalidRequest, match="test_size=.* of a mix"):
+        mixed.train_test_split(two)
+
+
 def test_a_part_of_a_split_is_taken_by_its_name(ds, other):
     for whole in (ds, forebay.mix([ds, other])):
         parts = whole.train_test_split(0.25)

@@ -482,6 +482,9 @@ def test_wrong_arguments(client):
         for given in ("no", 1, None):
             with pytest.raises(TypeError, match=f"{name} must be True or False"):
                 IterableDataset(client, NAMES, **{name: given})
+    for epoch in (1.5, "1", -1, None, True, 1 << 63, torch.tensor(1.5)):
+        with pytest.raises(forebay.InvalidRequest, match="epochs are counted from 0"):
+            IterableDataset(client, NAMES).set_epoch(epoch)
     for index in ("a", 1.5, slice(3), None):
         with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
             MapDataset(client, NAMES, bucket="train")[index]

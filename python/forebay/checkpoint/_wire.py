@@ -12,7 +12,6 @@ import json
 import logging
 import math
 import numbers
-import operator
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
-from .._arguments import check_client, is_unicode
+from .._arguments import check_client, is_unicode, whole_number
 from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
 from .._pools import Pool
@@ -1150,12 +1149,9 @@ class _Known(Checkpoint):
 
 
 def _checked_last(last: object) -> int:
-    try:
-        if isinstance(last, bool):
-            raise TypeError
-        found = operator.index(last)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidRequest(f"last={last!r} is not a whole number") from None
+    found = whole_number(last)
+    if found is None:
+        raise InvalidRequest(f"last={last!r} is not a whole number")
     if found < 1:
         raise InvalidRequest(f"last={found}: the newest durable checkpoint always stays")
     return found
