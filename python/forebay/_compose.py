@@ -66,6 +66,11 @@ DESCRIBED_BYTES = 64 << 20
 TEXT_MAX = 120
 #: A node of the tree of operations, as ``forebay-plan`` reads it.
 Document = dict[str, Any]
+#: What to give in place of what is no number of times, as None is, which elsewhere has no end.
+TIMES = (
+    "give a whole number of at least 1; a loader with epochs=math.inf goes on for ever, as repeat()"
+    " of other libraries does"
+)
 
 
 @dataclass(frozen=True)
@@ -609,7 +614,7 @@ def kept(of: Dataset[S], rows: Piece, step: str, shape: bytes | None = None) -> 
 def repeated(of: Dataset[S], times: int) -> Dataset[S]:
     number = whole_number(times)
     if number is None or number < 1:
-        raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
+        raise InvalidRequest(f"repeat({times!r})", hint=TIMES)
     times = number
     if times == 1:
         return of

@@ -236,9 +236,11 @@ class Mix(Loadable[S_co]):
 
     def repeat(self, times: int) -> Mix[S_co]:
         """The same mix in epochs that are ``times`` as long."""
+        from ._compose import TIMES
+
         number = whole_number(times)
         if number is None or number < 1:
-            raise InvalidRequest(f"repeat({times!r})", hint="give a whole number of at least 1")
+            raise InvalidRequest(f"repeat({times!r})", hint=TIMES)
         made = Mix(self.datasets, self._given, self._once, self._times * number)
         if self._once is not None or not self._is_pending():
             made._bounded_rows()

@@ -943,6 +943,8 @@ def test_what_makes_no_sense_is_refused(ds, other):
         (lambda: ds.shard(0, 0), "num_shards is 0"),
         (lambda: ds.shard(2, -1), "index is -1"),
         (lambda: ds.repeat(0), r"repeat\(0\)"),
+        (lambda: ds.repeat(None), r"repeat\(None\).*epochs=math\.inf goes on for ever"),
+        (lambda: forebay.mix([ds]).repeat(None), r"repeat\(None\).*epochs=math\.inf goes on"),
         (lambda: ds.repeat(2**70), r"repeat\(\d+\) of .* rows makes more than"),
         (lambda: ds.train_test_split(0), "leaves a part without rows"),
         (lambda: ds.train_test_split(1.5), "not between 0 and 1"),
