@@ -57,7 +57,7 @@ from ._progress import Bar
 from ._stop import Stop
 from ._words import counted
 from .dataset import ELSEWHERE, LOADERS_HAVE, Dataset, File
-from .errors import Changed, Damaged, InvalidRequest, NotFound, PreconditionFailed
+from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed
 from .loader import Loader, Options
 from .rows import Rows
 from .shuffle import Full, Shuffle, to_wire
@@ -342,15 +342,6 @@ def _open_part(
         return _node.open_dataset(client, spec, said)
     except PreconditionFailed as e:
         raise Changed(e.message, hint=changed, status=e.status, request_id=e.request_id) from e
-    except Damaged as e:
-        # The node's hint is for datasets.
-        hint = (
-            "leave the shard out of the source, or replace it;"
-            ' forebay.open takes on_damaged="skip", and shards do not'
-        )
-        raise Damaged(
-            e.message, hint=hint, status=e.status, request_id=e.request_id, code=e.code
-        ) from None
 
 
 def _digest(*of: Any) -> str:

@@ -612,6 +612,20 @@ def test_a_shard_that_is_damaged_in_the_middle_gives_what_is_before(far):
     assert 40 <= len(seen) < 60 and seen == [f"s1/{n:03}" for n in range(len(seen))]
 
 
+def test_a_shard_that_cannot_be_read_is_not_left_out(far):
+    """As a damaged one: what a dataset could be told to leave out, shards cannot."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("s/0.txt")
+        member.pax_headers = {"comment": "x" * (2 << 20)}
+        tar.addfile(member, io.BytesIO())
+    far = far({"u.tar": out.getvalue()})
+    shards = forebay.open_shards("far/u.tar", url=far.node.url)
+    with pytest.raises(forebay.Unsupported, match=r"far/u\.tar.*extended tar header") as e:
+        list(shards.loader(4))
+    assert e.value.hint.startswith("leave the shard out")
+
+
 def test_a_shard_that_is_replaced_in_the_middle_is_reported(far):
     far = far({"c.tar": large(1), "d.tar": large(2)})
     shards = forebay.open_shards("far/*.tar", url=far.node.url, part_bytes=256 << 10)

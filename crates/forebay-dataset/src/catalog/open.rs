@@ -322,11 +322,19 @@ async fn worker(shared: Arc<Shared>, at_once: usize) -> Result<Done> {
                     continue;
                 }
                 shared.stop.store(true, Relaxed);
-                let e = match e.hint_text() {
-                    None if damaged => e.hint(
+                // Who opens a part cannot leave files out.
+                let hint = match shared.order.part.is_some() {
+                    true => {
+                        "leave the shard out of the source, or replace it; forebay.open takes \
+                         on_damaged=\"skip\", and shards do not"
+                    }
+                    false => {
                         "on_damaged=\"skip\" (on the command line --skip-damaged) leaves such \
-                         files out",
-                    ),
+                         files out"
+                    }
+                };
+                let e = match e.hint_text() {
+                    None if damaged => e.hint(hint),
                     _ => e,
                 };
                 return Err(e);
