@@ -508,6 +508,14 @@ class TestUploadsInParts:
             assert read(bucket, "filed") == b"before"
         upload.complete()
         assert read(bucket, "filed") == b"".join(parts)
+        # A file that is opened to be written begins with an empty part, twice.
+        upload = bucket.object("filed").multipart_upload().create()
+        for number, part in enumerate(parts, 1):
+            with upload.add_part(number).as_file("w") as file:
+                file.write(b"")
+                file.write(part[::-1])
+        upload.complete()
+        assert read(bucket, "filed") == b"".join(part[::-1] for part in parts)
         # A second write would take the place of the first.
         upload = bucket.object("filed").multipart_upload().create()
         with upload.add_part(1).as_file() as file:
@@ -518,11 +526,16 @@ class TestUploadsInParts:
         upload.abort()
 
     def test_what_makes_no_sense_is_refused(self, bucket):
+        hollow = bucket.object("refused").multipart_upload().create()
+        hollow.add_part(1).put_content(b"")
+        with pytest.raises(AISError) as caught:
+            hollow.complete()
+        assert caught.value.status_code == 400 and "part 1" in caught.value.message
         upload = bucket.object("refused").multipart_upload().create()
+        upload.add_part(1).put_content(b"part")
         with pytest.raises(AISError) as caught:
             upload.add_part(1).put_content(b"")
-        assert caught.value.status_code == 400
-        upload.add_part(1).put_content(b"part")
+        assert caught.value.status_code == 400 and "part 1" in caught.value.message
         # The client has now counted the part twice.
         with pytest.raises(AISError) as caught:
             upload.complete()
@@ -530,7 +543,7 @@ class TestUploadsInParts:
         empty = bucket.object("refused").multipart_upload().create()
         with pytest.raises(AISError):
             empty.complete()
-        for left in (upload, empty):
+        for left in (hollow, upload, empty):
             left.abort()
         with pytest.raises(ErrObjNotFound):
             read(bucket, "refused")

@@ -421,16 +421,24 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
     let is_append = append.is_some();
     let (body, length) = upload_stream(call)?;
     let length = length.ok_or_else(|| Error::invalid("a part needs a Content-Length"))?;
+    let app = &call.app;
     if length == 0 {
-        return Err(Error::invalid(format!("part {number} is empty"))
+        // `as_file("w")` writes nothing first, and then appends. What stays empty is no part.
+        let known = app.uploads.get(name, upload);
+        let is_there = known.is_some_and(|upload| upload.parts.contains_key(&number));
+        if is_there && !is_append {
+            return Err(Error::invalid(format!(
+                "part {number} was written already, and an empty one cannot take its place"
+            ))
             .hint("write an empty object with one PUT"));
+        }
+        return Ok(done(StatusCode::OK));
     }
     let new = NewPart {
         number,
         size: length,
         body,
     };
-    let app = &call.app;
     app.uploads
         .send_part(&app.engine, name, upload, new, Default::default)
         .await?;
@@ -560,7 +568,10 @@ async fn completed(
         let listed = listed.get(n).cloned();
         listed
             .or_else(|| known.get(n).map(|p| p.part.clone()))
-            .ok_or_else(|| Error::invalid(format!("part {n} was not uploaded")))
+            .ok_or_else(|| {
+                Error::invalid(format!("part {n} was not uploaded, or is empty"))
+                    .hint("write an empty object with one PUT")
+            })
     };
     numbers.iter().map(part).collect()
 }
