@@ -17,7 +17,7 @@ _WITH_VALUE = ("--node", "--ca")
 
 def main() -> int:
     """Runs the command line of this process and returns its exit status."""
-    arguments = sys.argv[1:]
+    arguments = _without_help(sys.argv[1:])
     at = _place(arguments)
     if at is not None and arguments[at] in _OF_PACKAGE:
         try:
@@ -36,6 +36,15 @@ def main() -> int:
             return 130
         return status
     return cli_main(["forebay", *arguments])
+
+
+def _without_help(arguments: list[str]) -> list[str]:
+    """``help COMMAND`` as ``COMMAND --help``."""
+    at = _place(arguments)
+    while at is not None and arguments[at] == "help":
+        arguments = [*arguments[:at], *arguments[at + 1 :], "--help"]
+        at = _place(arguments)
+    return arguments
 
 
 def _place(arguments: list[str]) -> int | None:

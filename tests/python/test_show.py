@@ -298,6 +298,29 @@ def test_without_numpy_it_says_what_it_lacks():
     assert (error["code"], error["message"]) == ("unsupported", what)
 
 
+def test_help_is_a_command_too():
+    """Of this package's commands, and of those of the compiled program."""
+
+    def forebay_says(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    for words in ([], ["show"], ["reshard"], ["ls"], ["cluster", "init"]):
+        shown = forebay_says("help", *words)
+        assert shown == forebay_says(*words, "--help"), words
+        assert shown[0] == 0 and "forebay" in shown[1] and not shown[2], words
+    assert forebay_says("--node", "help", "help", "show") == forebay_says("show", "--help")
+    assert forebay_says("help", "help") == forebay_says("--help")
+    code, out, err = forebay_says("help", "nothing")
+    assert code == 2 and not out and "'nothing'" in err
+
+
 def test_names_that_cannot_be_read_are_told(node, origin_s3, scratch):
     for name in ("0.txt", "1\n.txt"):
         origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{name}", Body=b"text")
