@@ -155,7 +155,7 @@ Examples:
 
 Environment: FOREBAY_NODE is --node; FOREBAY_TOKEN is the token of a node that wants one; FOREBAY_CA_FILE is --ca; NO_COLOR turns colours off.
 Exit codes: 0 done; 1 failed; 2 the command line or the configuration is wrong; 130 and 143 interrupted.
-`forebay COMMAND --help` tells the rest of each command.";
+`forebay COMMAND --help`, or `forebay help COMMAND`, tells the rest of each command.";
 
 /// The command line. As for other programs, an empty variable is one that is not set.
 pub fn command() -> clap::Command {
@@ -179,6 +179,30 @@ fn hidden(command: &clap::Command) -> Vec<String> {
         own.into_iter().chain(hidden(sub))
     });
     each.collect()
+}
+
+/// `help COMMAND` as `COMMAND --help`, of a whole command line.
+pub fn without_help(mut args: Vec<OsString>) -> Vec<OsString> {
+    while let Some(at) = place(&args).filter(|at| args[*at] == "help") {
+        args.remove(at);
+        args.push("--help".into());
+    }
+    args
+}
+
+/// Where the command is.
+fn place(args: &[OsString]) -> Option<usize> {
+    let mut at = 1;
+    while at < args.len() {
+        if !args[at].as_encoded_bytes().starts_with(b"-") {
+            return Some(at);
+        }
+        at += match args[at] == "--node" || args[at] == "--ca" {
+            true => 2,
+            false => 1,
+        };
+    }
+    None
 }
 
 /// Whether a command line that cannot be read asks for JSON.

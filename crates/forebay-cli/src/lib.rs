@@ -30,7 +30,7 @@ use std::ffi::OsString;
 /// Runs one command line (the program's name first) and returns its exit code: 0 done, 1 failed, 2
 /// usage, 128 + n for signal n.
 pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
-    let args: Vec<OsString> = args.into_iter().collect();
+    let args = cli::without_help(args.into_iter().collect());
     let parsed = cli::command()
         .try_get_matches_from(args.clone())
         .and_then(|matches| Cli::from_arg_matches(&matches))

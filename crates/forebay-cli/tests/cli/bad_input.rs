@@ -345,6 +345,16 @@ fn usage_help_and_version() {
         let help = forebay(&[name, "--help"]).ok().out;
         assert!(help.contains(&format!("Usage: forebay {name}")), "{help}");
     }
+    assert_eq!(forebay(&["help"]).ok().out, forebay(&["--help"]).ok().out);
+    for asked in [
+        &["help", "cluster", "init"][..],
+        &["--node", "help", "help", "cluster", "init"][..],
+        &["help", "help", "cluster", "init"][..],
+    ] {
+        let help = forebay(asked).ok().out;
+        assert!(help.contains("Usage: forebay cluster init"), "{help}");
+    }
+    assert!(forebay(&["help", "statu"]).fails(2).err.contains("'status'"));
     let version = env!("CARGO_PKG_VERSION");
     assert!(
         forebay(&["version"])
