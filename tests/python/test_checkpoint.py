@@ -236,6 +236,38 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+def test_safetensors_have_the_small_types_of_pytorch(site, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    bits = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
+    tensors = {
+        "scale": bits.view(torch.float8_e8m0fnu),
+        "weight": bits.view(torch.float4_e2m1fn_x2),
+        "turned": bits.transpose(0, 2).view(torch.float4_e2m1fn_x2),
+        "none": bits[:0].view(torch.float4_e2m1fn_x2),
+    }
+
+    def plain(found):
+        return {n: (t.dtype, t.shape, t.view(torch.uint8).tolist()) for n, t in found.items()}
+
+    saved = ckpt.save(tensors, "s3://runs/st/few", client=site.client, format="safetensors")
+    saved.wait(60)
+    assert plain(ckpt.load(saved.name, client=site.client)) == plain(tensors)
+    ours = tmp_path / "ours.safetensors"
+    ours.write_bytes(site.get(f"st/few/{saved.id}/model.safetensors"))
+    assert plain(load_file(ours)) == plain(tensors)
+    # The library refuses views.
+    alone = {n: t.view(torch.uint8).clone().contiguous().view(t.dtype) for n, t in tensors.items()}
+    save_file(alone, tmp_path / "theirs.safetensors")
+    writing = _wire.Writing(site.client, "s3://runs/st/theirs", meta={"format": "safetensors"})
+    writing.put("model.safetensors", [(tmp_path / "theirs.safetensors").read_bytes()])
+    writing.commit()
+    assert plain(ckpt.load("s3://runs/st/theirs", client=site.client)) == plain(tensors)
+    alone = {"alone": torch.tensor(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
+    with pytest.raises(forebay.InvalidRequest, match="'alone': .* without dimensions"):
+        ckpt.save(alone, "s3://runs/st/alone", client=site.client, format="safetensors")
+
+
 def test_safetensors_are_copied_one_at_a_time(site, monkeypatch):
     import weakref
 
@@ -270,6 +302,9 @@ def test_safetensors_are_copied_one_at_a_time(site, monkeypatch):
         (b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}', forebay.InvalidRequest),
         (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}', forebay.InvalidRequest),
         (b'{"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}}', forebay.InvalidRequest),
+        (b'{"a":{"dtype":"F4","shape":[],"data_offsets":[0,1]}}', forebay.Unsupported),
+        (b'{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}', forebay.Unsupported),
+        (b'{"a":{"dtype":"F4","shape":[4],"data_offsets":[0,4]}}', forebay.InvalidRequest),
         (b'{"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}}', forebay.InvalidRequest),
         (b'{"a":{"dtype":"F32"}}', forebay.InvalidRequest),
         (b'{"a":[]}', forebay.InvalidRequest),

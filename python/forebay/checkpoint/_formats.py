@@ -41,6 +41,13 @@ _DTYPES = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.complex64: "C64",
 }
+#: Two numbers in each byte; PyTorch counts the bytes, and safetensors count the numbers.
+_PAIRS = getattr(torch, "float4_e2m1fn_x2", None)
+# Of newer releases of PyTorch.
+if hasattr(torch, "float8_e8m0fnu"):
+    _DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
+if _PAIRS is not None:
+    _DTYPES[_PAIRS] = "F4"
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
 #: Items of DCP, and the first tensor of safetensors, begin at multiples of this in their files, as
@@ -103,7 +110,16 @@ def save_torch(writing: Writing, state: object) -> None:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """As a reader takes the bytes: it knows nothing of what a view does to them."""
+    if tensor.dtype == _PAIRS:
+        # PyTorch copies no others of it.
+        tensor = tensor.view(torch.uint8)
     return tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    """The shape as safetensors count it."""
+    shape = list(tensor.shape)
+    return [*shape[:-1], 2 * shape[-1]] if tensor.dtype == _PAIRS else shape
 
 
 def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
@@ -112,7 +128,7 @@ def save_safetensors(writing: Writing, state: dict[str, torch.Tensor]) -> None:
     for name, tensor in state.items():
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
+            "shape": _shape(tensor),
             "data_offsets": [at, at + tensor.nbytes],
         }
         at += tensor.nbytes
@@ -157,6 +173,12 @@ def check_safetensors(state: object) -> None:
             raise InvalidRequest(
                 f"safetensors cannot hold {name!r}: {value.dtype}, {value.layout}",
                 hint='format="torch" saves anything',
+            )
+        if value.dtype == _PAIRS and not value.ndim:
+            raise InvalidRequest(
+                f"safetensors cannot hold {name!r}: {value.dtype} without dimensions, of which they"
+                " would count the pairs",
+                hint="give it as one of shape (1,), or leave it out",
             )
         if value.is_meta:
             raise InvalidRequest(
@@ -220,6 +242,14 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
                 hint=f"upgrade, or read {file} with the library safetensors",
             )
         dtype = _NAMES[kind]
+        if dtype == _PAIRS:
+            if not shape or shape[-1] % 2:
+                raise Unsupported(
+                    f"{reading.name}: {name!r} is of the type {kind} and the shape {shape}, and"
+                    " PyTorch has numbers of 4 bits in pairs alone",
+                    hint=f"read {file} as bytes",
+                )
+            shape = [*shape[:-1], shape[-1] // 2]
         # Before memory is taken for it.
         if end - begin != math.prod(shape) * dtype.itemsize or 8 + length + end > size:
             raise InvalidRequest(f"{reading.name}: the header of {file} does not fit {name!r}")
