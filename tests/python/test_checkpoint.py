@@ -259,7 +259,7 @@ def test_safetensors_have_the_small_types_of_pytorch(site, tmp_path):
     # The library refuses views.
     alone = {n: t.view(torch.uint8).clone().contiguous().view(t.dtype) for n, t in tensors.items()}
     save_file(alone, tmp_path / "theirs.safetensors")
-    writing = _wire.Writing(site.client, "s3://runs/st/theirs", meta={"format": "safetensors"})
+    writing = _wire.Writing(site.client, "s3://runs/st/theirs")
     writing.put("model.safetensors", [(tmp_path / "theirs.safetensors").read_bytes()])
     writing.commit()
     assert plain(ckpt.load("s3://runs/st/theirs", client=site.client)) == plain(tensors)
@@ -1875,6 +1875,59 @@ def test_dcp_saves_and_loads_at_another_world_size(site, what):
         assert 0.9 * size < read < 1.1 * size + (4 << 20), (size, read)
     finally:
         other.stop()
+
+
+def test_saves_of_one_writer_may_overlap(site):
+    """Each is one of its own: none gives up what another has staged, or takes it for its own."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+    reached, go = threading.Event(), threading.Event()
+
+    class Held(DefaultSavePlanner):
+        fails = False
+
+        def resolve_data(self, item):
+            reached.set()
+            assert go.wait(60)
+            if self.fails:
+                raise RuntimeError("no")
+            return super().resolve_data(item)
+
+    writer = ckpt.StorageWriter(client=site.client)
+
+    def begin(name, value, planner=None):
+        how = {"storage_writer": writer, "planner": planner, "no_dist": True}
+        return dcp.async_save({"w": torch.full((50_000,), value)}, checkpoint_id=name, **how)
+
+    def found(name):
+        held = {"w": torch.zeros(50_000)}
+        reader = ckpt.StorageReader(name, client=site.client)
+        dcp.load(held, storage_reader=reader, no_dist=True)
+        return held["w"].unique().tolist()
+
+    first = begin("s3://runs/over/a", 1.0, Held())
+    assert reached.wait(60)
+    begin("s3://runs/over/b", 2.0).result()
+    assert writer.handle.name == "s3://runs/over/b"
+    go.set()
+    first.result()
+    assert writer.handle.name == "s3://runs/over/a"
+    assert found("s3://runs/over/a") == [1.0] and found("s3://runs/over/b") == [2.0]
+    # One that fails meanwhile takes none with it, and leaves nothing staged.
+    reached.clear()
+    go.clear()
+    planner = Held()
+    planner.fails = True
+    first = begin("s3://runs/over/c", 3.0, planner)
+    assert reached.wait(60)
+    second = begin("s3://runs/over/d", 4.0)
+    go.set()
+    with pytest.raises(dcp.CheckpointException, match="no"):
+        first.result()
+    second.result()
+    assert found("s3://runs/over/d") == [4.0]
+    writer.handle.wait(60)
+    assert not staged(site, "over/c") and not site.keys("over/c")
 
 
 IN_A_PROCESS = """

@@ -115,8 +115,44 @@ def _files_of(items: Sequence[WriteItem], threads: int) -> list[list[WriteItem]]
     return files
 
 
-#: What writers had begun that are gone: they failed before their end. The next one gives it up.
+#: What saves had begun that are gone: they failed before their end. The next one gives it up.
 _left: list[_wire.Saving] = []
+
+
+class _Save:
+    """One save of a writer."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path, self.id = path, uuid.uuid4().hex
+        self.saving: _wire.Saving | None = None
+        # Of a rank that is alone, what it has written.
+        self.results: list[WriteResult] | None = None
+
+    @property
+    def name(self) -> str:
+        assert self.path is not None
+        return self.path
+
+    def give_up(self) -> None:
+        if self.saving is not None:
+            self.saving.give_up()
+        self.saving = self.results = None
+
+    def __del__(self) -> None:
+        # At the end of the interpreter, this module's names may be gone.
+        if self.saving is not None and _left is not None:
+            _left.append(self.saving)
+
+
+class _OfThread(threading.local):
+    """The save that a thread is at: DCP makes each in one thread, and several at the same time."""
+
+    def __init__(self) -> None:
+        self.save: _Save | None = None
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        # A copy, for a process that saves, is at none.
+        return _OfThread, ()
 
 
 def _refuse_caching(is_cached: bool) -> None:
@@ -139,8 +175,10 @@ class StorageWriter(_StorageWriter):
     this writer: ``handle`` stays None, and ``forebay.checkpoint.Checkpoint(client, name)`` is the
     checkpoint. A planner that keeps its plans (``enable_plan_caching=True``) is refused.
 
-    A writer is for one save at a time: wait for the future of an ``async_save`` before the next
-    one. A save that begins earlier gives up what the first one has staged, and that one fails.
+    A writer may be at several saves at the same time, as an ``async_save`` that begins before the
+    future of the last one is done, each under a ``checkpoint_id`` of its own. (Where several ranks
+    save, give each of these saves a ``process_group``: they would mix up what they tell each
+    other.) ``handle`` is the one that was saved last.
 
     Args:
         path: The checkpoint's name, as in ``"s3://bucket/run/step-100"``; ``checkpoint_id`` of
@@ -186,11 +224,7 @@ class StorageWriter(_StorageWriter):
         self._told()
         #: What was saved last, at the coordinator.
         self.handle: _wire.Checkpoint | None = None
-        self._saving: _wire.Saving | None = None
-        # Of a rank that is alone, what it has written.
-        self._results: list[WriteResult] | None = None
-        self._save_id = uuid.uuid4().hex
-        self._is_coordinator = False
+        self._of_thread = _OfThread()
 
     def _told(self) -> tuple[dict[str, typing.Any], float | None]:
         """What the commit says beside the files."""
@@ -202,15 +236,23 @@ class StorageWriter(_StorageWriter):
             self.path = os.fspath(checkpoint_id)
             _wire.split(self.path)
         # One that failed before its end.
-        if self._saving is not None:
-            self._saving.give_up()
-        self._saving = self._results = None
-        self._save_id = uuid.uuid4().hex
+        if self._of_thread.save is not None:
+            self._of_thread.save.give_up()
+        self._of_thread.save = _Save(self.path)
+
+    @property
+    def _save(self) -> _Save:
+        """The save that this thread is at."""
+        if self._of_thread.save is None:
+            self.reset()
+        save = self._of_thread.save
+        assert save is not None
+        return save
 
     def set_up_storage_writer(
         self, is_coordinator: bool, *args: typing.Any, **kwargs: typing.Any
     ) -> None:
-        if self.path is None:
+        if self._save.path is None:
             raise InvalidRequest(
                 "the checkpoint has no name", hint="StorageWriter(path), or checkpoint_id= of save"
             )
@@ -218,7 +260,6 @@ class StorageWriter(_StorageWriter):
             raise InvalidRequest("saving without collectives is not offered by this writer")
         # They may have been changed since the last save.
         self._told()
-        self._is_coordinator = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return dataclasses.replace(plan, storage_data=self._node())
@@ -229,7 +270,7 @@ class StorageWriter(_StorageWriter):
         def ask() -> str:
             return _node.identity(self.client)
 
-        return _wire.again(f"saving {self.path}", ask, self.retry_for)
+        return _wire.again(f"saving {self._save.name}", ask, self.retry_for)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
@@ -239,18 +280,17 @@ class StorageWriter(_StorageWriter):
         size = sum(_bytes_of(plan) for plan in plans)
         here = self._node()
         same = all(plan.storage_data == here for plan in plans)
-        if self._saving is not None:
-            # The last save failed before its end, which only other ranks may have been told.
-            self._saving.give_up()
-        self._results = None
-        self._saving = _wire.Saving(
+        save = self._save
+        # The last save failed before its end, which only other ranks may have been told.
+        save.give_up()
+        save.saving = _wire.Saving(
             self.client,
-            self._name(),
+            save.name,
             overwrite=self.overwrite,
             size=size if same else None,
             retry_for=self.retry_for,
         )
-        id, alone = self._saving.begin().id, len(plans) == 1
+        id, alone = save.saving.begin().id, len(plans) == 1
         return [
             dataclasses.replace(
                 plan, storage_data=_Where(id, rank, here, plan.storage_data != here, alone)
@@ -258,27 +298,17 @@ class StorageWriter(_StorageWriter):
             for rank, plan in enumerate(plans)
         ]
 
-    def __del__(self) -> None:
-        saving = getattr(self, "_saving", None)
-        # At the end of the interpreter, this module's names may be gone.
-        if saving is not None and _left is not None:
-            _left.append(saving)
-
-    def _name(self) -> str:
-        assert self.path is not None
-        return self.path
-
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         where: _Where = plan.storage_data
-        if where.alone and self._saving is not None:
+        if where.alone and self._save.saving is not None:
             # Whether or not its node was started again meanwhile.
-            results = self._write_all(self._saving, where, plan, planner)
+            results = self._write_all(self._save.saving, where, plan, planner)
         elif where.elsewhere and self._node() != where.coordinator:
             results = self._write_part(where, plan, planner)
         else:
             # If the coordinator's node does not know the id any more, a part would go to the origin
             # all the same, and nobody would remove it there.
-            writing = _wire.Writing.joined(self.client, self._name(), where.id)
+            writing = _wire.Writing.joined(self.client, self._save.name, where.id)
             try:
                 results = self._write(writing, where, plan, planner, False, self.retry_for)
             except BaseException:
@@ -298,7 +328,7 @@ class StorageWriter(_StorageWriter):
 
         saving = _wire.Saving(
             self.client,
-            self._name(),
+            self._save.name,
             write,
             overwrite=True,
             size=None,
@@ -318,17 +348,19 @@ class StorageWriter(_StorageWriter):
     ) -> list[WriteResult]:
         """All files of a rank that is alone, which may have to be written once more at the end."""
 
+        save = self._save
+
         def write(writing: _wire.Writing) -> None:
-            self._results = self._write(writing, where, plan, planner, False)
+            save.results = self._write(writing, where, plan, planner, False)
 
         saving.write_files = write
         try:
             saving.write()
         except BaseException:
-            self._saving = None
+            save.saving = None
             raise
-        assert self._results is not None
-        return self._results
+        assert save.results is not None
+        return save.results
 
     def _write(
         self,
@@ -341,6 +373,7 @@ class StorageWriter(_StorageWriter):
     ) -> list[WriteResult]:
         # `retry_for` is for each file. Callers that begin the whole anew leave it at 0.
         _refuse_caching(getattr(planner, "_enable_plan_caching", False))
+        what = f"saving {self._save.name}"
         files = _files_of(plan.items, self.threads)
         work: queue.Queue[tuple[str, list[WriteItem]]] = queue.Queue()
         for n, items in enumerate(files):
@@ -360,7 +393,7 @@ class StorageWriter(_StorageWriter):
                     return
                 write = functools.partial(_write_file, writing, name, items, planner, elsewhere)
                 try:
-                    written = _wire.again(f"saving {self.path}", write, retry_for, passed, stop)
+                    written = _wire.again(what, write, retry_for, passed, stop)
                 except BaseException as e:
                     failures.append(e)
                     stop.set()
@@ -395,14 +428,15 @@ class StorageWriter(_StorageWriter):
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        saving = self._saving
+        save = self._save
+        saving = save.saving
         assert saving is not None
         elsewhere: dict[str, int] = {}
 
         def end(writing: _wire.Writing) -> None:
             """Writes ``.metadata``, when all other files are there."""
             storage_data: dict[typing.Any, typing.Any] = {}
-            written = results if self._results is None else [self._results]
+            written = results if save.results is None else [save.results]
             for result in (result for of_rank in written for result in of_rank):
                 info = result.storage_data
                 name, size = info.forebay["file"], info.forebay["file_bytes"]
@@ -425,10 +459,10 @@ class StorageWriter(_StorageWriter):
             saving.give_up()
             raise
         finally:
-            self._saving = self._results = None
+            save.saving = save.results = None
 
     def storage_meta(self) -> StorageMeta | None:
-        return StorageMeta(checkpoint_id=self.path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self._save.path, save_id=self._save.id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
