@@ -27,6 +27,12 @@ and a sink for Ray Data, and :mod:`forebay.fsspec` the filesystem ``forebay://``
 
 from __future__ import annotations
 
+import sys as _sys
+
+if ("-m", "forebay") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False):
+    # Before the rest is imported: Ctrl-C meanwhile ends the command as it does later.
+    from . import _interrupted as _interrupted
+
 import importlib as _importlib
 import typing as _typing
 

@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import forebay
 import pytest
@@ -261,6 +262,32 @@ def test_the_wheel_brings_the_command_line():
         timeout=30,
     )
     assert bad.returncode == 2 and bad.stdout == "" and "no-such-command" in bad.stderr
+
+
+def test_ctrl_c_while_the_package_is_imported_as_a_module_ends_the_command(tmp_path):
+    package = tmp_path / "forebay"
+    package.mkdir()
+    for file in Path(forebay.__file__).parent.iterdir():
+        if file.name not in ("__pycache__", "_sent.py"):
+            (package / file.name).symlink_to(file)
+    (package / "_sent.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    search = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+    def run(*command: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "PYTHONPATH": search},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    done = run("-X", "utf8", "-m", "forebay", "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
+    # A program of someone else's tells where it was.
+    assert "Traceback" in run("-c", "import forebay").stderr
 
 
 def test_ctrl_c_while_the_package_is_imported_ends_the_command(tmp_path):
