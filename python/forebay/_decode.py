@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from . import _collate
 from ._pools import Pool, submit
-from ._words import counted
+from ._words import counted, listed
 from .errors import SampleFailed
 from .rows import Rows
 from .stats import Meter
@@ -29,6 +29,20 @@ NOTHING = object()
 
 OnError: TypeAlias = Literal["raise", "skip"] | Callable[[SampleFailed], Any]
 log = logging.getLogger("forebay")
+
+
+def _advice(row: dict[str, Any], cause: Exception) -> str:
+    """What may help where a function failed over a row, for the beginning of a hint."""
+    if isinstance(cause, KeyError) and cause.args:
+        key = cause.args[0]
+        if isinstance(key, str) and key not in row:
+            return f"the row has {listed(row)}; "
+    views = [name for name, value in row.items() if isinstance(value, memoryview)]
+    of_view = isinstance(cause, AttributeError) and isinstance(cause.obj, memoryview)
+    if views and (of_view or isinstance(cause, TypeError)):
+        are = "is a memoryview" if len(views) == 1 else "are memoryviews"
+        return f"{listed(views)} {are}: bytes(row[{views[-1]!r}]) where bytes are wanted; "
+    return ""
 
 
 @dataclass
@@ -88,6 +102,7 @@ class Recipe:
                 sample = row if decode is None else decode(row)
             except Exception as e:
                 failure = self.failure(source, int(rows.ids[i]), e)
+                failure.hint = f"{_advice(row, e)}{failure.hint}"
                 if self.on_error == "skip":
                     self._skip(failure, e)
                     skipped += i < real

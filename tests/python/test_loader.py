@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import copy
 import itertools
+import json
 import math
 import multiprocessing
 import os
@@ -214,6 +215,29 @@ def test_samples_are_decoded_in_order(ds, threads):
     lists = next(iter(ds.loader(batch_size=3, decode=decode, threads=threads)))
     assert lists == [{"id": 0, "size": 0}, {"id": 1, "size": 1}, {"id": 2, "size": 4 - 2}]
     assert next(iter(ds.loader(batch_size=3, decode=decode, collate=len, threads=threads))) == 3
+
+
+def test_a_sample_that_fails_says_what_its_row_has(tables):
+    whole = forebay.open("tables/a/*.parquet", url=tables.url, format="objects")
+
+    def hint(decode):
+        with pytest.raises(forebay.SampleFailed) as failed:
+            list(whole.loader(1, decode=decode))
+        return failed.value.hint
+
+    plain = "on_error= can replace or skip it"
+    names = ", ".join(whole.columns)
+    assert hint(lambda row: row["png"]) == f"the row has {names}; {plain}"
+    bytes_of = "data is a memoryview: bytes(row['data']) where bytes are wanted"
+    assert hint(lambda row: json.loads(row["data"])) == f"{bytes_of}; {plain}"
+    assert hint(lambda row: row["data"].decode()) == f"{bytes_of}; {plain}"
+    for other in (
+        lambda row: {}[3],
+        lambda row: {}["data"],
+        lambda row: "x".nothing,
+        lambda row: 1 / 0,
+    ):
+        assert hint(other) == plain
 
 
 @pytest.mark.parametrize("threads", [0, 3])
