@@ -217,7 +217,7 @@ class Composed(Dataset[S]):
         return self.bases[0]._empty(columns)
 
     @property
-    def shape(self) -> bytes:
+    def block_shape(self) -> bytes:
         """Rows of each block: of those that follow each other, those in one block of a base."""
         if self._shape is None:
             self._shape = self._composition.shape()
@@ -235,7 +235,7 @@ class Composed(Dataset[S]):
     @property
     def _composition(self) -> _forebay.Composition:
         if self._made is None:
-            shapes = [base.shape for base in self.bases]
+            shapes = [base.block_shape for base in self.bases]
             values = [piece.value for piece in self._pieces]
             self._made = _forebay.Composition(json.dumps(self._document), shapes, values)
             if self._made.rows != len(self):

@@ -116,7 +116,7 @@ class Source:
         source = replace(self, seed=seed, shuffle=shuffle, epoch=epoch, _orders=[])
         if source.is_ordered:
             for dataset in source.datasets:
-                dataset.shape  # noqa: B018 - asked for once: workers get it
+                dataset.block_shape  # noqa: B018 - asked for once: workers get it
             source.order.at(self.epoch, 0)
         return source
 

@@ -141,7 +141,7 @@ class Order:
         self._datasets = list(datasets)
         check_rows(datasets)
         try:
-            self._plan = _forebay.Plan(json.dumps(self.document), [d.shape for d in datasets])
+            self._plan = _forebay.Plan(json.dumps(self.document), [d.block_shape for d in datasets])
         except InvalidRequest as e:
             raise InvalidRequest(_by_name(e.message, datasets), hint=e.hint) from None
 

@@ -114,6 +114,8 @@ ELSEWHERE = {
     "to_iterable_dataset": "to_hf_iterable()",
     "head": "take(5), which is a dataset, or take(range(5)), which are rows",
     "num_rows": "len(ds) is the number of its rows",
+    "num_columns": "len(ds.columns) is their number",
+    "shape": "len(ds) rows of len(ds.columns) columns",
     "column_names": "columns",
     "features": "schema",
     "to_pandas": "take(rows).arrow().to_pandas()",
@@ -508,7 +510,7 @@ class Dataset(Loadable[S_co]):
         return [f"{self.name} version {self.id[:12]}"]
 
     @property
-    def shape(self) -> bytes:
+    def block_shape(self) -> bytes:
         """Rows of each block, as the compiled plan reads it."""
         if self._shape is None:
             self._shape = self._of_node(lambda: _node.shape(self.client, self.id))

@@ -342,7 +342,7 @@ class Loader(Generic[B_co]):
         self._inherited: _place.Place | None = None
         self._settled: _place.Place | None = None
         for dataset in datasets:
-            dataset.shape  # noqa: B018 - asked for once, before it travels to workers
+            dataset.block_shape  # noqa: B018 - asked for once, before it travels to workers
         columns = options.columns if options.pack is None else [options.pack.column]
         self.datasets = [d if columns is None else d.select_columns(columns) for d in datasets]
         if options.pack is not None:

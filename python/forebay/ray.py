@@ -165,7 +165,7 @@ class ForebayDatasource(Datasource):
         refuse_maps(datasets, "forebay.ray")
         # What travels to the tasks.
         for part in datasets:
-            part.shape  # noqa: B018 - asked for once
+            part.block_shape  # noqa: B018 - asked for once
         datasets = chosen(datasets, columns)
         self._projection_map = None
         self._sources = (datasets, weights, epoch_rows)

@@ -559,7 +559,7 @@ def test_other_columns_and_samples_of_a_filter_share_its_rows(ds, monkeypatch):
     monkeypatch.setattr(Piece, "of", lambda value: encoded.append(value) or of(value))
     rows = ds.filter(forebay.col("id") > 5)
     before = rows.map(plus)
-    assert len(rows.shape) > 0
+    assert len(rows.block_shape) > 0
     for alike in (before, rows.rename({"text": "t"}), rows.cast({"id": "int32"}), rows.map(plus)):
         assert len(alike) == len(A[6:]) and alike.id == rows.id
         assert alike._shape is rows._shape and alike._pieces[-1] is rows._pieces[-1]
@@ -599,7 +599,7 @@ def test_an_error_inside_a_property_is_told_as_it_is(ds, monkeypatch):
 
     rows = ds.filter(forebay.col("id") > 5 + random.random())
     monkeypatch.setattr(_filter, "_by_node", fails)
-    for name in ("id", "files", "shape"):
+    for name in ("id", "files", "block_shape"):
         with pytest.raises(AttributeError, match="the reason"):
             getattr(rows, name)
     with pytest.raises(AttributeError, match="a dataset has no 'nothing'"):
@@ -619,6 +619,7 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
             "sort": r"to_hf\(\)",
             "tail": r"\[-5:\]",
             "set_epoch": "a loader has it",
+            "shape": r"len\(ds\) rows of len\(ds\.columns\) columns",
         }.items():
             with pytest.raises(AttributeError, match=f"has no {name!r}: .*{said}"):
                 getattr(of, name)

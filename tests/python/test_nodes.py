@@ -264,7 +264,7 @@ def test_another_version_at_another_node_is_an_error(nodes, origin_s3, scratch, 
     write("a.parquet")
     ds = forebay.open(f"scratch/{scratch}/*.parquet", url=nodes.urls[0])
     # All that a loader asks for before the rows.
-    assert ds.shape
+    assert ds.block_shape
     write("b.parquet")
     ds.client = forebay.Client(nodes.urls[1:])
     with pytest.raises(forebay.Changed, match=f"version {ds.id}.* finds version") as caught:

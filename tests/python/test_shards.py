@@ -714,7 +714,7 @@ def test_a_node_that_is_started_anew_is_told_what_a_part_is(far):
     start_anew(far)
     assert [f.rows for f in part.files] == rows
     start_anew(far)
-    assert part.shape == shards.dataset(span, None, None).shape
+    assert part.block_shape == shards.dataset(span, None, None).block_shape
 
 
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
