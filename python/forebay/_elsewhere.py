@@ -4,8 +4,10 @@ place.
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -66,6 +68,21 @@ CONCATENATE = {
     "axis": "rows come one after the other; columns are not put beside each other",
     "dsets": "datasets=",
 }
+_OF_NODE = "the node has the credentials; url= or client= says which node"
+OPEN = {
+    "batch_size": "open(…).loader(batch_size) makes batches",
+    "data_dir": "it is the first one, source=",
+    "data_files": "it is the first one, source=",
+    "endpoint_url": "url=",
+    "features": "schema=",
+    "filesystem": _OF_NODE,
+    "num_proc": "the node looks at many files at the same time",
+    "shuffle": "open(…).loader(batch_size, shuffle=) has it",
+    "split": "source= names the files of a split; train_test_split() makes one",
+    "storage_options": _OF_NODE,
+    "streaming": "rows are read when they are asked for, as there; nothing is downloaded before",
+    "transform": "decode=, or open(…).map(function)",
+}
 MIX = {
     "probabilities": "weights=",
     "seed": "loader(batch_size, seed=) has it",
@@ -74,19 +91,26 @@ MIX = {
 }
 
 
+def _meant(name: str, there: Collection[str]) -> str | None:
+    """Which of these arguments may be meant by a name that is none of them."""
+    near = [] if name in there else difflib.get_close_matches(name, there, 1)
+    return f"did you mean {near[0]}=?" if near else None
+
+
 def explained(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """For a function: arguments of these names, which it does not have, are refused with what is in
-    their place.
+    their place, and those that are misspelled with what may be meant.
     """
 
     def of(function: Callable[P, T]) -> Callable[P, T]:
+        there = list(inspect.signature(function).parameters)
+
         @functools.wraps(function)
         def called(*args: P.args, **given: P.kwargs) -> T:
             for name in given:
-                if name in elsewhere:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument {name!r}: {elsewhere[name]}"
-                    )
+                said = elsewhere.get(name) or _meant(name, there)
+                if said:
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}: {said}")
             return function(*args, **given)
 
         return called

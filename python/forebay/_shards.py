@@ -47,6 +47,7 @@ from ._arguments import (
     source_names,
     whole_number,
 )
+from ._elsewhere import explained
 from ._fetch import Fetched, Fetcher, Pull, account, fetch_pool, patiently
 from ._forebay import Client
 from ._lightning import Ahead
@@ -89,6 +90,7 @@ Key = tuple[int, int]
 Cursor = tuple[int, int, int]
 
 
+@explained({})
 def open_shards(
     source: str | Sequence[str],
     *,

@@ -51,6 +51,7 @@ from ._arguments import (
 )
 from ._collate import owned
 from ._dress import Dressed, Dressing, cast, of_features, pyarrow, types_of
+from ._elsewhere import OPEN, explained
 from ._fetch import read_in_parts
 from ._forebay import Client, RowSet
 from ._loadable import Loadable, S_co
@@ -223,6 +224,7 @@ def open(
     progress: bool | None = None,
     job: str | None = None,
 ) -> Dataset[S]: ...
+@explained(OPEN)
 def open(
     source: str | Sequence[str],
     *,

@@ -666,6 +666,19 @@ def test_arguments_of_other_libraries_are_explained(ds, other):
         forebay.mix([ds, other], probabilities=[0.5, 0.5])
     with pytest.raises(TypeError, match="stopping_strategy': epoch_rows="):
         forebay.mix([ds, other], stopping_strategy="all_exhausted")
+    for name, said in {
+        "split": r"train_test_split\(\)",
+        "streaming": "nothing is downloaded",
+        "data_files": "source=",
+        "colums": "did you mean columns=",
+        "nothing_like_it": "unexpected keyword",
+    }.items():
+        with pytest.raises(TypeError, match=f"'{name}'.*{said}|{said}.*'{name}'"):
+            forebay.open("tables/a/*.parquet", **{name: "x"})
+    with pytest.raises(TypeError, match="'colums': did you mean columns="):
+        forebay.open_shards("tables/*.tar", colums=["x"])
+    with pytest.raises(TypeError, match="'sed': did you mean seed="):
+        ds.train_test_split(0.5, sed=3)
     with pytest.raises(TypeError, match="axis': .*rows come"):
         forebay.concatenate([ds, other], axis=1)
     assert list(inspect.signature(ds.map).parameters) == ["function"]
