@@ -18,6 +18,7 @@ from ._lightning import Ahead, trains_from_workers_with_states
 from ._pipeline import Pipeline
 from ._plan import RELAXED, State
 from ._warn import warn
+from ._words import counted
 from .errors import InvalidRequest
 from .loader import NO_DATASET, Loader
 from .rows import Rows
@@ -440,6 +441,13 @@ class Resumable:
         if begun is not self._current:
             return
         self._before = self._state = self.data.loader.ended(self._state, until)
+
+    def __repr__(self) -> str:
+        state = self._trained
+        workers = counted(self.dataloader.num_workers, "worker")
+        where = [f"{name} {state[name]:,}" for name in ("epoch", "position") if name in state]
+        of = " + ".join(d.name for d in self.data.loader.datasets)
+        return f"<forebay.torch.Resumable of {of}: {workers}, at {', '.join(where)}>"
 
     def __bool__(self) -> bool:
         """True: ``len()`` may be unknown."""

@@ -68,6 +68,9 @@ class JaxLoader(Generic[B_co]):
             placed: B_co = self._placed(batch)
             yield placed
 
+    def __repr__(self) -> str:
+        return f"<forebay.jax.JaxLoader of {self.loader!r}>"
+
     def __bool__(self) -> bool:
         """True: ``len()`` may be unknown."""
         return True

@@ -49,6 +49,7 @@ def test_jax_arrays(ds):
     assert len(batches) == len(loader) == 10 and batches[0]["x"].sharding == sharding
     assert len({i for b in batches for i in b["id"].tolist()}) == 100 and loader.epoch == 1
     plain = forebay.jax.loader(ds, 10, shuffle="full")
+    assert f"JaxLoader of <forebay.Loader of {ds.name}" in repr(plain)
     next(iter(plain))
     again = forebay.jax.loader(ds, 10, shuffle="full")
     again.load_state_dict(plain.state_dict())

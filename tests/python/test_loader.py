@@ -1023,6 +1023,9 @@ def test_what_is_shown_of_a_loader_does_not_grow_with_its_rows(ds, kind):
         assert len(shown) < 400 and "\n" not in shown and "98" not in shown
     assert "'n'" in repr(forebay.Pack(64, lengths="n"))
     assert "1000 id" in repr(ds.loader(max_total=1000, length="id").torch())
+    resumable = Resumable(DataLoader(ds.loader(10, output="torch").torch(), batch_size=None))
+    next(iter(resumable))
+    assert f"of {ds.name}: 0 workers, at epoch 0, position 10>" in repr(resumable)
 
 
 @pytest.mark.parametrize("name", ["padded", "pin_memory", "stream", "follow", "progress"])
