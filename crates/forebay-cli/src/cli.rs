@@ -162,6 +162,11 @@ pub fn command() -> clap::Command {
     without_empty_variables(Cli::command())
 }
 
+/// Options before the command without what the environment says of them.
+pub fn without_variables(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| arg.env(Resettable::Reset))
+}
+
 /// Takes those that are hidden from the commands that an error names.
 pub fn without_hidden(mut e: clap::Error) -> clap::Error {
     if let Some(ContextValue::Strings(names)) = e.get(ContextKind::ValidSubcommand) {

@@ -31,7 +31,12 @@ use std::ffi::OsString;
 /// usage, 128 + n for signal n.
 pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
     let args = cli::without_help(args.into_iter().collect());
-    let parsed = cli::command()
+    let command = match args.len() {
+        // What is in the environment is an argument to clap, which then shows no help.
+        0 | 1 => cli::without_variables(cli::command()),
+        _ => cli::command(),
+    };
+    let parsed = command
         .try_get_matches_from(args.clone())
         .and_then(|matches| Cli::from_arg_matches(&matches))
         .map_err(cli::without_hidden);

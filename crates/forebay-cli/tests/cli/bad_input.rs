@@ -327,6 +327,10 @@ fn distance_is_told_where_the_server_is() {
 #[test]
 fn usage_help_and_version() {
     assert!(forebay(&[]).fails(2).err.contains("Run a node:"));
+    let mut with_a_node = command(&[]);
+    with_a_node.env("FOREBAY_NODE", "http://127.0.0.1:1");
+    let told = Run::of(with_a_node.output().unwrap()).fails(2);
+    assert!(told.err.contains("Run a node:"), "{}", told.err);
     assert!(forebay(&["statu"]).fails(2).err.contains("'status'"));
     let help = forebay(&["--help"]).ok().out;
     for part in [
