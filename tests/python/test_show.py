@@ -321,6 +321,15 @@ def test_help_is_a_command_too():
     assert code == 2 and not out and "'nothing'" in err
 
 
+def test_an_object_that_is_not_there_is_told_alone(shown):
+    done = show(shown, "bk/nothing")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: no object exists: bk/nothing\nhint: "), done.stderr
+    done = show(shown, "bk/nothing", "bk/samples.tar")
+    said = "error: no object exists for 1 of the 2 names that you gave: bk/nothing\n"
+    assert done.stderr.startswith(said), done.stderr
+
+
 def test_names_that_cannot_be_read_are_told(node, origin_s3, scratch):
     for name in ("0.txt", "1\n.txt"):
         origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{name}", Body=b"text")

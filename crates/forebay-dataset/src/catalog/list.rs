@@ -423,9 +423,12 @@ async fn look_up(
         } else {
             String::new()
         };
+        let of = match names.len() {
+            1 => String::new(),
+            all => format!(" for {missing_count} of the {all} names that you gave"),
+        };
         return Err(Error::not_found(format!(
-            "no object exists for {missing_count} of the {} names that you gave: {}{more}",
-            names.len(),
+            "no object exists{of}: {}{more}",
             told.join(", ")
         ))
         .hint("end a name with a slash to take everything below it"));
