@@ -44,6 +44,11 @@ class TestS3fs:
             with pytest.raises(s3fs.utils.FileExpired):
                 file.read(10)
 
+    def test_a_range_past_the_end_is_told_in_s3s_sentence(self, fs):
+        """By which Zarr, above s3fs, knows that there is nothing to read."""
+        with pytest.raises(OSError, match="The requested range is not satisfiable: train/one"):
+            fs.cat_file("train/one", start=100_000)
+
     def test_looking(self, fs, objects):
         assert sorted(fs.find("train/img")) == sorted(
             f"train/{k}" for k in objects if k.startswith("img/")

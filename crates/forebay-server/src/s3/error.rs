@@ -12,6 +12,8 @@ const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
 
 /// S3's own sentence, by which s3fs knows that a file was overwritten while it was open.
 const PRECONDITION_FAILED: &str = "At least one of the pre-conditions you specified did not hold";
+/// Another one: Zarr reads nothing, and does not fail, where a range begins past the end of an object.
+const RANGE_NOT_SATISFIABLE: &str = "The requested range is not satisfiable";
 
 /// The S3 error code and the status for a kind.
 fn code(kind: ErrorKind) -> (&'static str, StatusCode) {
@@ -58,6 +60,7 @@ impl From<Error> for Refusal {
         let (code, status) = code(error.kind());
         let error = match error.kind() {
             ErrorKind::PreconditionFailed => error.context(PRECONDITION_FAILED),
+            ErrorKind::RangeNotSatisfiable => error.context(RANGE_NOT_SATISFIABLE),
             _ => error,
         };
         Self::with_status(code, status, error)
@@ -364,6 +367,17 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("<Resource>/b/a&amp;b</Resource>"), "{text}");
+    }
+
+    #[test]
+    fn what_clients_know_by_its_sentence_begins_with_it() {
+        for (kind, sentence) in [
+            (ErrorKind::PreconditionFailed, PRECONDITION_FAILED),
+            (ErrorKind::RangeNotSatisfiable, RANGE_NOT_SATISFIABLE),
+        ] {
+            let refusal = Refusal::from(Error::new(kind, "b/k: why"));
+            assert_eq!(refusal.error().message(), format!("{sentence}: b/k: why"));
+        }
     }
 
     #[test]
