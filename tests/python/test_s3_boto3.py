@@ -509,6 +509,25 @@ def test_copy(s3, origin_s3, scratch, objects):
     assert code_of(caught) == (404, "NoSuchKey")
 
 
+def test_a_plus_sign_in_the_source_of_a_copy_is_a_space(node, tables, scratch):
+    """As for S3. s5cmd writes spaces so; those who mean a plus sign encode it."""
+    for url, bucket in ((node.url, "scratch"), (tables.url, "tables")):
+        client = s3_client(url)
+        for name in ("a b", "a+b"):
+            client.put_object(Bucket=bucket, Key=f"{scratch}/{name}", Body=name.encode())
+
+        def write_spaces_so(params, **_):
+            source = params["headers"]["x-amz-copy-source"]
+            params["headers"]["x-amz-copy-source"] = source.replace("%20", "+")
+
+        client.meta.events.register("before-call.s3.CopyObject", write_spaces_so)
+        for name in ("a b", "a+b"):
+            source = {"Bucket": bucket, "Key": f"{scratch}/{name}"}
+            client.copy_object(Bucket=bucket, Key=f"{scratch}/to", CopySource=source)
+            got = client.get_object(Bucket=bucket, Key=f"{scratch}/to")["Body"].read()
+            assert got == name.encode()
+
+
 def test_delete_objects(s3, origin_s3, scratch):
     keys = [f"{scratch}/{i} ü&<>" for i in range(30)]
     for key in keys:

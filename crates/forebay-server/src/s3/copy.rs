@@ -63,7 +63,8 @@ impl Source {
             Some((path, version)) => (path, Some(decode(version)?)),
             None => (text, None),
         };
-        let path = decode(path)?;
+        // S3 takes a plus sign here for a space, and s5cmd writes spaces so.
+        let path = decode(&path.replace('+', "%20"))?;
         let (bucket, key) = path
             .trim_start_matches('/')
             .split_once('/')
@@ -401,6 +402,7 @@ mod tests {
                 Some("a/b"),
             ),
             ("ab%2Fk%3FversionId=1", "ab", "k?versionId=1", None),
+            ("bb/a+b%2Bc", "bb", "a b+c", None),
         ] {
             let source = of(value).unwrap().unwrap();
             assert_eq!(
