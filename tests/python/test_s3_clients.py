@@ -249,6 +249,17 @@ class TestPyArrow:
             == table["x"].to_numpy().sum()
         )
 
+    def test_nested_directories_are_removed(self, fs, scratch):
+        """PyArrow names files and their directories in one request; what keeps objects as files, as
+        the origin here does, removes only directories that are empty.
+        """
+        for _ in range(10):
+            for name in ("a/b/c", "a/d", "e"):
+                with fs.open_output_stream(f"scratch/{scratch}/{name}") as stream:
+                    stream.write(b"x")
+            fs.delete_dir(f"scratch/{scratch}")
+            assert fs.get_file_info(f"scratch/{scratch}").type == pa.fs.FileType.NotFound
+
     def test_writing(self, fs, scratch):
         data = dataset.noise(11_000_000)
         with fs.open_output_stream(f"scratch/{scratch}/multi") as stream:

@@ -16,7 +16,10 @@ use forebay_engine::{ListRequest, PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use s3s::{S3Request, S3Response, S3Result, dto::*};
-use std::collections::HashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+};
 
 /// How many objects of one DeleteObjects request are removed at the same time.
 const DELETES_IN_FLIGHT: usize = 32;
@@ -206,30 +209,45 @@ impl Ops {
             }
             objects[place].push((at, o));
         }
-        let removals = objects.into_iter().map(|of_one| {
-            let (bucket, told, policy) = (&bucket, &told, &policy);
-            async move {
-                let mut results = Vec::with_capacity(of_one.len());
-                for (at, o) in of_one {
-                    let mut permitted = policy.check(Action::Write, bucket, &o.key);
-                    if bypasses {
-                        let may = policy.check(Action::Admin, bucket, &o.key);
-                        permitted = permitted.and(may);
+        // Services that keep objects as files keep a name that ends in a slash as a directory, and
+        // refuse to remove one with anything in it: what is in it goes first.
+        let mut turns: BTreeMap<Reverse<usize>, Vec<Vec<(usize, ObjectIdentifier)>>> =
+            BTreeMap::new();
+        for of_one in objects {
+            let key = of_one.first().map_or("", |(_, o)| o.key.as_str());
+            let turn = match key.ends_with('/') {
+                true => key.matches('/').count(),
+                false => usize::MAX,
+            };
+            turns.entry(Reverse(turn)).or_default().push(of_one);
+        }
+        let mut results = Vec::new();
+        for objects in turns.into_values() {
+            let removals = objects.into_iter().map(|of_one| {
+                let (bucket, told, policy) = (&bucket, &told, &policy);
+                async move {
+                    let mut results = Vec::with_capacity(of_one.len());
+                    for (at, o) in of_one {
+                        let mut permitted = policy.check(Action::Write, bucket, &o.key);
+                        if bypasses {
+                            let may = policy.check(Action::Admin, bucket, &o.key);
+                            permitted = permitted.and(may);
+                        }
+                        let removed = match permitted {
+                            Ok(()) => self.remove_one(bucket, &o, told).await,
+                            Err(e) => Err(e.into()),
+                        };
+                        results.push((at, o, removed));
                     }
-                    let removed = match permitted {
-                        Ok(()) => self.remove_one(bucket, &o, told).await,
-                        Err(e) => Err(e.into()),
-                    };
-                    results.push((at, o, removed));
+                    results
                 }
-                results
-            }
-        });
-        let results: Vec<Vec<_>> = stream::iter(removals)
-            .buffered(DELETES_IN_FLIGHT)
-            .collect()
-            .await;
-        let mut results: Vec<_> = results.into_iter().flatten().collect();
+            });
+            let removed: Vec<Vec<_>> = stream::iter(removals)
+                .buffered(DELETES_IN_FLIGHT)
+                .collect()
+                .await;
+            results.extend(removed.into_iter().flatten());
+        }
         results.sort_by_key(|(at, ..)| *at);
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
         for (_, object, result) in results {
