@@ -415,6 +415,20 @@ def test_uploads_are_listed_with_encoded_names(tables):
     s3.abort_multipart_upload(Bucket="tables", Key=key, UploadId=upload)
 
 
+def test_a_bucket_that_is_made_anew_has_no_uploads(tmp_path):
+    (tmp_path / "b").mkdir()
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'b'}/*"])
+    try:
+        s3 = s3_client(node.url)
+        s3.create_bucket(Bucket="made")
+        s3.create_multipart_upload(Bucket="made", Key="k")
+        s3.delete_bucket(Bucket="made")
+        s3.create_bucket(Bucket="made")
+        assert "Uploads" not in s3.list_multipart_uploads(Bucket="made")
+    finally:
+        node.stop()
+
+
 def test_a_part_without_its_number_does_not_replace_the_object(tables):
     s3 = s3_client(tables.url)
     s3.put_object(Bucket="tables", Key="uploads/whole", Body=b"whole")

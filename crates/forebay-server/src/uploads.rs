@@ -353,6 +353,19 @@ impl Uploads {
         self.inner.lock().forget(&(name.clone(), id.to_owned()));
     }
 
+    /// Forgets the uploads of a bucket that was removed: one that is made anew has none.
+    pub fn forget_bucket(&self, bucket: &str) {
+        let mut inner = self.inner.lock();
+        let keys = inner.uploads.keys();
+        let gone: Vec<(ObjectName, String)> = keys
+            .filter(|(name, _)| name.bucket() == bucket)
+            .cloned()
+            .collect();
+        for key in gone {
+            inner.forget(&key);
+        }
+    }
+
     /// Uploads of a bucket under a prefix, by key and id, without their parts.
     pub fn list(&self, bucket: &str, prefix: &str) -> Vec<Upload> {
         let inner = self.inner.lock();
@@ -537,6 +550,18 @@ mod tests {
         uploads.begin(&name("c"), "id", 3);
         assert!(uploads.get(&name("b"), "id").is_none(), "the oldest");
         assert_eq!(uploads.get(&name("a"), "id").unwrap().begun_ms, 2);
+    }
+
+    #[test]
+    fn a_bucket_that_was_removed_has_no_uploads() {
+        let uploads = Uploads::new(3);
+        for (bucket, id) in [("gone", "1"), ("kept", "2"), ("gone", "3")] {
+            uploads.begin(&ObjectName::new(bucket, "k").unwrap(), id, 0);
+        }
+        uploads.forget_bucket("gone");
+        assert!(uploads.list("gone", "").is_empty());
+        assert_eq!(uploads.list("kept", "").len(), 1);
+        assert_eq!(uploads.inner.lock().by_order.len(), 1);
     }
 
     #[test]

@@ -384,6 +384,7 @@ impl Ops {
             return Err(refusal.to_s3(&note));
         }
         answer(removed, &note)?;
+        self.uploads.forget_bucket(&bucket);
         Ok(S3Response::with_status(
             DeleteBucketOutput::default(),
             StatusCode::NO_CONTENT,
