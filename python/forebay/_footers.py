@@ -103,7 +103,7 @@ def metadata(of: Dataset[Any]) -> dict[bytes, bytes]:
     Raises:
         forebay.Error: The node cannot be asked.
     """
-    if of.format not in ("parquet", "arrow", "arrow-stream") or not of.files:
+    if of.format not in ("parquet", "arrow-file", "arrow-stream") or not of.files:
         return {}
     try:
         import pyarrow as pa

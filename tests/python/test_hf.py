@@ -695,7 +695,9 @@ def test_types_are_those_of_arrow(tmp_path):
 
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
-    """The same pictures with classes as datasets writes them: Parquet, and its own folder."""
+    """The same pictures with classes as datasets writes them: Parquet, its own folder (of streams
+    of Arrow), and a file of Arrow.
+    """
     root = tmp_path_factory.mktemp("labelled")
     pictures = [PIL.Image.new("RGB", (2, 3), (i, 0, 0)) for i in range(9)]
     given = datasets.Dataset.from_dict(
@@ -714,9 +716,12 @@ def labelled(tmp_path_factory):
             }
         ),
     )
-    for name in ("parquet", "other", "folder", "plain"):
+    for name in ("parquet", "other", "folder", "file", "plain"):
         (root / name).mkdir()
     given.to_parquet(root / "parquet/0.parquet")
+    table = given.data.table
+    with pa.ipc.new_file(root / "file/0.arrow", table.schema) as file:
+        file.write_table(table)
     of_others = given.cast_column("label", datasets.ClassLabel(names=["x", "y", "z"]))
     of_others.to_parquet(root / "other/0.parquet")
     given.save_to_disk(root / "folder")
@@ -727,7 +732,7 @@ def labelled(tmp_path_factory):
     node.stop()
 
 
-@pytest.mark.parametrize("form", ["parquet", "folder"])
+@pytest.mark.parametrize("form", ["parquet", "folder", "file"])
 def test_what_datasets_wrote_of_classes_and_pictures_comes_along(labelled, form, tmp_path):
     given, opened = labelled
     ds = opened(form)
