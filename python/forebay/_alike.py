@@ -82,6 +82,10 @@ def known(kind: Any) -> Any:
     return _with(kind, _in_known_dictionary)
 
 
+def _in_known_struct(kind: Any) -> Any:
+    return _with_offsets(_in_known_dictionary(kind))
+
+
 def _in_known_dictionary(kind: Any) -> Any:
     if types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _with_offsets(kind.value_type), kind.ordered)
@@ -95,13 +99,18 @@ def _with_offsets(kind: Any) -> Any:
     return pa.large_binary() if types.is_binary_view(kind) else kind
 
 
-def _with(kind: Any, change: Callable[[Any], Any]) -> Any:
-    """A type with another one for each that it is made of, which is itself if nothing is in it."""
+def _with(
+    kind: Any, change: Callable[[Any], Any], in_structs: Callable[[Any], Any] | None = None
+) -> Any:
+    """A type with another one for each that it is made of, which is itself if nothing is in it.
+    ``in_structs`` changes those in structs, if that is given.
+    """
 
     def of(field: Any) -> Any:
-        return field.with_type(_with(field.type, change))
+        return field.with_type(_with(field.type, change, in_structs))
 
     if types.is_struct(kind):
+        change = in_structs or change
         return pa.struct([of(field) for field in kind])
     if types.is_map(kind):
         fields = of(kind.key_field), of(kind.item_field)
@@ -119,7 +128,16 @@ def _with(kind: Any, change: Callable[[Any], Any]) -> Any:
 
 def as_known(batch: Any) -> Any:
     """A batch with columns of the types that :func:`known` finds."""
-    fields = [field.with_type(known(field.type)) for field in batch.schema]
+    return _as(batch, known)
+
+
+def as_written(batch: Any) -> Any:
+    """The same for Parquet: of views in structs, PyArrow writes no slices of an array."""
+    return _as(batch, lambda kind: _with(kind, _in_known_dictionary, _in_known_struct))
+
+
+def _as(batch: Any, type_for: Callable[[Any], Any]) -> Any:
+    fields = [field.with_type(type_for(field.type)) for field in batch.schema]
     return cast(batch, pa.schema(fields, metadata=batch.schema.metadata))
 
 

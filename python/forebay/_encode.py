@@ -1156,7 +1156,7 @@ class Parquet(Encoder):
         try:
             # Nothing of what the files said besides the types: it would be wrong now.
             schemas = [
-                _alike().as_known(rows.arrow()).schema.remove_metadata() for _, rows in looked_at
+                _alike().as_written(rows.arrow()).schema.remove_metadata() for _, rows in looked_at
             ]
             return _alike().schema_of(schemas)
         except _alike().Differ as e:
@@ -1293,7 +1293,7 @@ class Parquet(Encoder):
         rows, first = 0, shard.first
         shard.at = shard.first
         for received in batches:
-            batch = _alike().as_known(received.arrow())
+            batch = _alike().as_written(received.arrow())
             if writer is None:
                 schema = batch.schema.remove_metadata() if schema is None else schema
                 file = pa.PythonFile(sink, "w")

@@ -731,6 +731,46 @@ def test_columns_that_parquet_does_not_have_are_refused_by_name(
     assert ds.write(f"scratch/{scratch}/out/", columns=["id"]).rows == 2
 
 
+@pytest.mark.parametrize("way", ["struct", "list", "large_list", "fixed", "map", "deep"])
+@pytest.mark.parametrize("view", [pa.string_view(), pa.binary_view()], ids=str)
+def test_views_in_structs_are_written_as_texts_and_bytes(put, client, scratch, fetch, way, view):
+    long = pa.large_string() if view == pa.string_view() else pa.large_binary()
+    value = "a" * 20 if view == pa.string_view() else b"a" * 20
+
+    def kind(of):
+        struct = pa.struct([pa.field("a", of), pa.field("n", pa.int8())])
+        return {
+            "struct": struct,
+            "list": pa.list_(struct),
+            "large_list": pa.large_list(struct),
+            "fixed": pa.list_(struct, 1),
+            "map": pa.map_(pa.string(), struct),
+            "deep": pa.struct([("x", pa.list_(pa.struct([("y", pa.list_(of))])))]),
+        }[way]
+
+    one = {"a": value, "n": 1}
+    values = {
+        "struct": [one, None, {"a": None, "n": 2}],
+        "list": [[one], None, [], [{"a": None, "n": 2}, None, one]],
+        "large_list": [[one, one], None, []],
+        "fixed": [[one], None, [None]],
+        "map": [[("k", one)], None, [], [("k", None), ("l", one)]],
+        "deep": [{"x": [{"y": [value, None]}]}, None, {"x": None}, {"x": [{"y": None}]}],
+    }[way]
+    table = pa.table({"id": range(40), "v": pa.array((values * 20)[:40], kind(view))})
+    data = io.BytesIO()
+    with pa.ipc.new_file(data, table.schema) as file:
+        file.write_table(table, max_chunksize=17)
+    ds = forebay.open(put("a.arrow", data.getvalue()), client=client)
+    done = ds.write(f"scratch/{scratch}/out/", shard_rows=23, row_group_rows=7)
+    shards = shards_of(fetch("out/"), ".parquet").values()
+    tables = [pq.read_table(io.BytesIO(data)) for data in shards]
+    assert pa.concat_tables(tables).to_pylist() == table.to_pylist()
+    (batch,) = forebay.open(done.source, client=client).loader(40, output="arrow", epochs=1)
+    assert batch.to_pylist() == table.to_pylist()
+    assert all(str(long) in str(of) for of in (tables[0].schema, batch.schema))
+
+
 def test_only_what_has_a_fixed_size_of_none_is_refused_for_it():
     for kind in ("list<decimal<5, 0>, 10>", 'struct<"a, 0>": list<int8, 3>>', "list<int8>"):
         assert _encode.Parquet.can_hold(None, kind)
