@@ -364,3 +364,31 @@ def test_one_array_for_several_datasets_has_their_values_or_is_none(one, other, 
     truth = one.to_pylist() + other.to_pylist()
     assert [plain(row["x"]) for row in rows] == [plain(v) for v in truth]
     assert plain(rows.numpy()["x"]) == [plain(v) for v in truth]
+
+
+def test_missing_structs_need_no_values_in_a_dictionary(tmp_path):
+    coded = pa.dictionary(pa.int8(), pa.string())
+    kinds = {"struct": pa.struct([("d", coded), ("n", pa.int8())]), "top": coded}
+    kinds["list"] = pa.list_(kinds["struct"], 2)
+    values = {"struct": {"d": "a", "n": 1}, "top": "a"}
+    values["list"] = [values["struct"], None]
+    (tmp_path / "bk").mkdir()
+    for name, kind in kinds.items():
+        none = pa.record_batch({"x": pa.array([None, None], kind)})
+        some = pa.record_batch({"x": pa.array([None, values[name]], kind)})
+        with pa.ipc.new_file(tmp_path / f"bk/{name}.arrow", none.schema) as file:
+            file.write_batch(none)
+        with pa.ipc.new_stream(tmp_path / f"bk/{name}.arrows", none.schema) as stream:
+            stream.write_batch(none)
+            stream.write_batch(some)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bk'}"])
+    try:
+        for name in kinds:
+            for end, rows in (("arrow", [None] * 2), ("arrows", [None] * 3 + [values[name]])):
+                ds = forebay.open(f"bk/{name}.{end}", url=node.url)
+                got = ds.take(range(len(ds)))
+                assert got.arrow().column("x").to_pylist() == rows
+                assert len(ds.filter(forebay.col("x").is_null())) == rows.count(None)
+                assert [plain(row["x"]) for row in got][: len(rows) - 1] == [None] * (len(rows) - 1)
+    finally:
+        node.stop()

@@ -5,7 +5,7 @@ use crate::{
     parquet::guarded,
     tabular::{Detail, FileIndex, Format, Held, Need, Projection, Rows, arrow_error, take_rows},
 };
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::RecordBatchDecoder;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
@@ -230,7 +230,7 @@ impl<'s> Growing<'s> {
         let mut known = Dictionaries::new();
         if has_dictionaries(field.data_type()) {
             for (&id, &values) in now {
-                known.insert(id, self.values[values].whole()?);
+                known.insert(id, with_a_value(self.values[values].whole()?));
             }
         }
         let buffer = Buffer::from(bytes.slice(place.head as usize..));
@@ -273,7 +273,7 @@ impl<'s> Growing<'s> {
         let whole: Vec<ArrayRef> = self
             .values
             .iter_mut()
-            .map(Values::whole)
+            .map(|values| values.whole().map(with_a_value))
             .collect::<Result<_>>()?;
         let of = |ids: HashMap<i64, usize>| -> Dictionaries {
             let all = ids.into_iter();
@@ -282,6 +282,15 @@ impl<'s> Growing<'s> {
         };
         let in_force = self.in_force.into_iter();
         Ok(in_force.map(|(block, ids)| (block, of(ids))).collect())
+    }
+}
+
+/// A dictionary without values as one with a missing value. Within structs that are missing, PyArrow
+/// writes codes, also where no value is there, and the decoder looks up every code.
+fn with_a_value(values: ArrayRef) -> ArrayRef {
+    match values.is_empty() {
+        true => new_null_array(values.data_type(), 1),
+        false => values,
     }
 }
 
