@@ -392,3 +392,39 @@ def test_missing_structs_need_no_values_in_a_dictionary(tmp_path):
                 assert [plain(row["x"]) for row in got][: len(rows) - 1] == [None] * (len(rows) - 1)
     finally:
         node.stop()
+
+
+def test_dictionaries_that_parquet_gives_as_values(tmp_path):
+    """Pandas' categories of such values are written so."""
+    values = {
+        "bool": pa.array([True, False]),
+        "half": pa.array(np.array([1.5, -2], np.float16)),
+        "decimal": pa.array([Decimal("-12.345"), Decimal("0.001")], pa.decimal128(10, 3)),
+        "long": pa.array([Decimal("1.5"), Decimal("2.5")], pa.decimal256(60, 1)),
+    }
+    (tmp_path / "bk").mkdir()
+    tables = {}
+    for name, of in values.items():
+        coded = pa.DictionaryArray.from_arrays(pa.array([1, None, 0, 1], pa.int8()), of)
+        tables[name] = pa.table(
+            {
+                "x": coded,
+                "list": pa.ListArray.from_arrays(pa.array([0, 1, 1, 3, 4], pa.int32()), coded),
+                "struct": pa.StructArray.from_arrays([coded], ["of"]),
+                "text": pa.array(["a", "b", "a", None]).dictionary_encode(),
+            }
+        )
+        pq.write_table(tables[name], tmp_path / f"bk/{name}.parquet", row_group_size=3)
+    node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'bk'}"])
+    try:
+        for name, table in tables.items():
+            ds = forebay.open(f"bk/{name}.parquet", url=node.url)
+            got = ds.take([3, 0, 1, 2]).arrow()
+            assert got.to_pylist() == table.take([3, 0, 1, 2]).to_pylist()
+            assert got.schema.field("x").type == values[name].type
+            assert pa.types.is_dictionary(got.schema.field("text").type)
+            if name != "half":
+                first = values[name][0].as_py()
+                assert [row["text"] for row in ds.filter(forebay.col("x") == first)] == ["a"]
+    finally:
+        node.stop()

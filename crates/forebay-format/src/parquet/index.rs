@@ -12,7 +12,7 @@ use ::parquet::{
         ParquetStatisticsPolicy,
     },
 };
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{ops::Range, sync::Arc};
@@ -138,8 +138,46 @@ fn arrow_schema(footer: &[u8]) -> Result<SchemaRef> {
         let schema = parquet_to_arrow_schema(file.schema_descr(), file.key_value_metadata())
             .map_err(parquet_error)?;
         // The file's own metadata does not affect rows, and differs between files.
-        Ok(Arc::new(Schema::new(schema.fields().clone())))
+        Ok(Arc::new(Schema::new(decodable(schema.fields()))))
     })
+}
+
+/// Columns as the decoder can make them: of some types it makes no dictionaries, although the Arrow
+/// schema in the file says that the writer had them. They are read as their values, as PyArrow does.
+pub(super) fn decodable(fields: &Fields) -> Fields {
+    fields.iter().map(decodable_field).collect()
+}
+
+fn decodable_field(field: &FieldRef) -> FieldRef {
+    let kind = decodable_type(field.data_type());
+    match kind == *field.data_type() {
+        true => field.clone(),
+        false => Arc::new(Field::clone(field).with_data_type(kind)),
+    }
+}
+
+fn decodable_type(kind: &DataType) -> DataType {
+    match kind {
+        DataType::Dictionary(_, values)
+            if matches!(
+                **values,
+                DataType::Boolean
+                    | DataType::Float16
+                    | DataType::Decimal32(..)
+                    | DataType::Decimal64(..)
+                    | DataType::Decimal128(..)
+                    | DataType::Decimal256(..)
+            ) =>
+        {
+            DataType::clone(values)
+        }
+        DataType::List(of) => DataType::List(decodable_field(of)),
+        DataType::LargeList(of) => DataType::LargeList(decodable_field(of)),
+        DataType::FixedSizeList(of, size) => DataType::FixedSizeList(decodable_field(of), *size),
+        DataType::Map(of, sorted) => DataType::Map(decodable_field(of), *sorted),
+        DataType::Struct(fields) => DataType::Struct(decodable(fields)),
+        kind => kind.clone(),
+    }
 }
 
 /// Builds a whole footer that [`footer::scan`] found well-formed; statistics are left out.

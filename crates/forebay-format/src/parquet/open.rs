@@ -3,7 +3,7 @@
 use super::{
     facts::Facts,
     footer, guarded,
-    index::decode_footer,
+    index::{decodable, decode_footer},
     pages::Longest,
     parquet_error,
     read::Read,
@@ -103,10 +103,19 @@ impl Opener {
             .into_builder()
             .set_page_index(Some(pages.clone()))
             .build();
-        let arrow = guarded("the Parquet schema", || {
-            ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
-                .map_err(parquet_error)
-        })?;
+        let metadata = Arc::new(metadata);
+        let read = |options| {
+            guarded("the Parquet schema", || {
+                ArrowReaderMetadata::try_new(metadata.clone(), options).map_err(parquet_error)
+            })
+        };
+        let mut arrow = read(ArrowReaderOptions::new())?;
+        // Indexes of earlier releases have the types that the file says.
+        if arrow.schema().fields() != index.schema().fields()
+            && decodable(arrow.schema().fields()) == *index.schema().fields()
+        {
+            arrow = read(ArrowReaderOptions::new().with_schema(index.schema().clone()))?;
+        }
         if arrow.schema().fields() != index.schema().fields() {
             return Err(changed());
         }
