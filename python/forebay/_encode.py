@@ -56,7 +56,6 @@ _WHOLE = set(_INTEGERS.values())
 _OTHERS = {
     "ti": "interval",
     "+u": "union",
-    "+m": "map",
     "n": "null",
 }
 
@@ -70,9 +69,9 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 def kind_of(schema: Any, as_stored: bool = False) -> str:
     """What a column holds: ``bytes``, ``text``, ``json`` (texts that are JSON), ``bool``,
-    ``int64``, ``float32``, ``list<…>``, ``struct<"field": …>``,
-    ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, … ``as_stored``:
-    tensors are the lists, and JSON the texts, that they are stored as.
+    ``int64``, ``float32``, ``list<…>``, ``struct<"field": …>``, ``map<text, int64>``,
+    ``timestamp<us, "Europe/Berlin">``, ``tensor<float32, 2, 3>``, … ``as_stored``: tensors are the
+    lists, and JSON the texts, that they are stored as.
     """
     of = functools.partial(kind_of, as_stored=as_stored)
     if schema.dictionary:
@@ -101,6 +100,11 @@ def kind_of(schema: Any, as_stored: bool = False) -> str:
         return f"{name}<{named}, {json.dumps(zone)}>" if zone else f"{name}<{named}>"
     if form.startswith("d:"):
         return f"decimal<{form[2:].replace(',', ', ')}>"
+    if form == "+m":
+        # What entries, keys and values are called is up to who wrote them.
+        entries = children[0]
+        pair = ", ".join(of(entries.children[i].contents) for i in range(entries.n_children))
+        return f"map<{pair}>"
     inner = ", ".join(f"{json.dumps((c.name or b'').decode())}: {of(c)}" for c in children)
     if form == "+s":
         return f"struct<{inner}>"

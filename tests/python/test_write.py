@@ -659,6 +659,35 @@ def test_what_may_be_missing_in_one_part_may_be_in_all_shards(put, client, scrat
     assert pq.read_schema(io.BytesIO(data)) == full
 
 
+def test_maps_are_one_whatever_their_entries_are_called(put, client, scratch, fetch):
+    kind = pa.map_(pa.string(), pa.list_(pa.int8()))
+    table = pa.table({"id": range(9), "m": pa.array([[("a", [1, None])], None, []] * 3, kind)})
+    data = io.BytesIO()
+    with pa.ipc.new_file(data, table.schema) as file:
+        file.write_table(table)
+    # Parquet calls the entries "key_value".
+    parts = [
+        forebay.open(put("a.arrow", data.getvalue()), client=client),
+        forebay.open(put("a.parquet", parquet(table)), client=client),
+    ]
+    assert parts[0].schema["m"] != parts[1].schema["m"]
+    for n, datasets in enumerate([parts, parts[::-1]]):
+        mix = forebay.mix(datasets, [1, 1], epoch_rows=18)
+        rows = sorted(table.to_pylist() * 2, key=lambda row: row["id"])
+        for format in ("parquet", "jsonl"):
+            done = mix.write(f"scratch/{scratch}/{format}-{n}/", format, shard_rows=5)
+            assert done.rows == 18
+        shards = shards_of(fetch(f"parquet-{n}/"), ".parquet").values()
+        written = pa.concat_tables(pq.read_table(io.BytesIO(data)) for data in shards)
+        assert sorted(written.to_pylist(), key=lambda row: row["id"]) == rows
+    # Of other values they are others.
+    other = pa.table({"id": [1], "m": pa.array([None], pa.map_(pa.string(), pa.int8()))})
+    odd = forebay.open(put("odd.parquet", parquet(other)), client=client)
+    says = "'m' is map<text, list<int8>> there and map<text, int8> here"
+    with pytest.raises(forebay.InvalidRequest, match=says):
+        forebay.mix([parts[0], odd], [1, 1], epoch_rows=2).write(f"scratch/{scratch}/odd/")
+
+
 def test_types_are_one_only_where_what_they_say_is_the_same():
     from forebay import _alike
 
