@@ -678,7 +678,9 @@ impl Rows {
         };
         let mut fetched = Fetched::default();
         let mut spent_ns = 0;
+        let beginning = inner.beginning.acquire().await.map_err(closed)?;
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
+        drop(beginning);
         let wanted = rows()?;
         room.expect(self, file, block, &wanted, keys);
         let mut read = file

@@ -134,6 +134,9 @@ struct Inner {
     blocks: Semaphore,
     /// Threads that decode.
     decoding: Semaphore,
+    /// One block that nothing was done for yet waits for such a thread at a time: those that were
+    /// fetched, and hold memory, have others before them only that were fetched before.
+    beginning: Semaphore,
     decoding_whole: Flights<BlockKey, Arc<Block>>,
     together: Together,
     laid: Laid,
@@ -214,6 +217,7 @@ impl Rows {
             cache: BlockCache::new(config.block_cache_bytes.min(shares.kept_blocks_bytes)),
             blocks: Semaphore::new(config.blocks_in_flight.max(1)),
             decoding: Semaphore::new(config.decode_threads.max(1)),
+            beginning: Semaphore::new(1),
             decoding_whole: Flights::default(),
             together: Together::default(),
             laid: Laid::new(&engine, config.keep_decoded, config.decode_threads),
