@@ -85,6 +85,8 @@ pub(super) struct Keys {
     pub whole: bool,
     /// The request is made alone: other requests give back what they hold before they wait for long.
     pub alone: bool,
+    /// The block is to be laid out, of which few are at a time: it does not queue with all others.
+    pub laying: bool,
     /// It reads one block at a time, and waits for memory as long as it takes.
     pub patient: bool,
     /// What the request holds of the budget meanwhile: its answer, and other blocks.
@@ -110,6 +112,7 @@ impl Keys {
             wanted: hash.finish(),
             whole: false,
             alone: false,
+            laying: false,
             patient: false,
             own_bytes: 0,
             crowded: Arc::default(),
@@ -387,6 +390,10 @@ impl Rows {
             || inner.decoding_whole.contains(&key)
             || laying.is_some();
         if wanted && !keys.alone && inner.cache.may_be_whole(&key) {
+            let keys = &Keys {
+                laying: laying.is_some(),
+                ..keys.clone()
+            };
             match self.block(dataset, part.file, part.block, keys).await {
                 Ok((block, _)) => {
                     if let Some(laying) = laying {
@@ -672,13 +679,16 @@ impl Rows {
         let inner = &self.inner;
         let closed = |e| Error::internal("the reading of blocks has ended").caused_by(e);
         // Blocks of others wait for memory in there.
-        let _in_flight = match keys.alone {
+        let _in_flight = match keys.alone || keys.laying {
             true => None,
             false => Some(inner.blocks.acquire().await.map_err(closed)?),
         };
         let mut fetched = Fetched::default();
         let mut spent_ns = 0;
-        let beginning = inner.beginning.acquire().await.map_err(closed)?;
+        let beginning = match keys.laying {
+            true => None,
+            false => Some(inner.beginning.acquire().await.map_err(closed)?),
+        };
         let mut thread = inner.decoding.acquire().await.map_err(closed)?;
         drop(beginning);
         let wanted = rows()?;

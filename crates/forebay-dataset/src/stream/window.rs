@@ -7,8 +7,8 @@
 //! more room gets a smaller one, and finally none.
 //!
 //! A window may reach farther than its size, with what no other window has: most of what all may take
-//! is lent in this way, and is given back when it is not used. So that whoever comes then is not
-//! refused, or given little, a quarter more than that is kept for windows' sizes.
+//! is lent in this way, and is given back when it is not used. The rest is for the windows of those who
+//! come then: beside them nothing is lent any more, so what was lent comes back as it is sent.
 
 use forebay_core::{Error, Result, limits, sync::Mutex};
 use std::{
@@ -35,7 +35,7 @@ impl Windows {
         let most_bytes = most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES);
         Arc::new(Windows {
             most_bytes,
-            far_bytes: most_bytes / 5 * 4,
+            far_bytes: most_bytes / 10 * 9,
             used_bytes: AtomicU64::new(0),
             lent_bytes: AtomicU64::new(0),
         })
