@@ -305,8 +305,8 @@ pub const STREAM_CONNECTIONS_MAX: u32 = 256;
 /// What a node prepares and holds for one connection of a stream, unless the receiver says
 /// otherwise.
 pub const STREAM_WINDOW_DEFAULT_BYTES: u64 = 8 << 20;
-/// How far all connections of a stream in a row-wise order over blocks of rows may reach together; if
-/// that is less than their windows, these.
+/// How far all connections of a stream in a row-wise order over blocks of rows may reach together, if
+/// windows are lent so much; if that is less than their windows, these.
 pub const STREAM_WINDOWS_ROW_WISE_BYTES: u64 = 256 << 20;
 /// Smallest window of one connection.
 pub const STREAM_WINDOW_MIN_BYTES: u64 = 64 << 10;

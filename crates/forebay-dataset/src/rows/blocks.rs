@@ -1256,6 +1256,7 @@ fn place<'a>(parts: &'a [(usize, Part, PartRead)], picks: &mut [Pick]) -> Vec<&'
 mod tests {
     use super::*;
     use crate::RowsConfig;
+    use arrow_array::cast::AsArray;
     use forebay_engine::Freshness;
     use forebay_testing::engine::Bench;
 
@@ -1286,6 +1287,51 @@ mod tests {
             guesses += usize::from(guess > 0);
         }
         assert!((40..80).contains(&guesses), "{guesses}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_answer_that_waits_for_its_blocks_holds_memory_for_its_rows_once() {
+        let b = Bench::with(Freshness::Immutable, None, 256 << 20);
+        // A block each.
+        const FILES: u64 = 16;
+        let text = "x".repeat(8 << 10);
+        for i in 0..FILES {
+            let line = format!("{{\"n\": {i}, \"text\": \"{text}\"}}\n");
+            b.origin.set(&format!("l/{i:02}.jsonl"), line.repeat(2));
+        }
+        let datasets = crate::Datasets::new(b.engine.clone(), crate::DatasetsConfig::default());
+        let spec = crate::DatasetSpec {
+            sources: vec!["data/l/**".into()],
+            ..crate::DatasetSpec::default()
+        };
+        let opened = datasets.open(&spec, &crate::Everything).await.unwrap();
+        let dataset = opened.dataset;
+        let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+        let inner = &rows.inner;
+        let threads = inner.config.decode_threads as u32;
+        let none_decodes = inner.decoding.acquire_many(threads).await.unwrap();
+        let wanted: Vec<u64> = (0..FILES).map(|i| i * 2).collect();
+        let reader = {
+            let (rows, dataset, wanted) = (rows.clone(), dataset.clone(), wanted.clone());
+            tokio::spawn(async move { rows.read(&dataset, &wanted, &Projection::All).await })
+        };
+        while inner.together.waiting() < wanted.len() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let once = FILES * text.len() as u64;
+        let held = inner.answers.used_bytes();
+        assert!((once..once / 4 * 5).contains(&held), "{held} for {once}");
+        assert_eq!(inner.copies.used_bytes(), 0);
+        drop(none_decodes);
+        let read = reader.await.unwrap().unwrap();
+        let numbers = read
+            .batch
+            .column(0)
+            .as_primitive::<arrow_array::types::Int64Type>();
+        assert!((0..FILES).all(|i| numbers.value(i as usize) == i as i64));
+        let held = inner.answers.used_bytes();
+        assert!((once..once / 4 * 5).contains(&held), "{held} for {once}");
+        assert_eq!(inner.copies.used_bytes(), 0, "given back with the copies");
     }
 
     #[test]

@@ -138,6 +138,12 @@ impl Together {
         )
     }
 
+    /// How many groups wait.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
     /// Ends the time in which a group can be joined. Returns its rows, each once and ascending, and
     /// whether they belong to one request.
     pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
