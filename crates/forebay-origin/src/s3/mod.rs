@@ -134,7 +134,7 @@ impl S3Origin {
         let answer = match self.client.send(call).await {
             Ok(answer) => answer,
             Err(e) => {
-                let e = self.not_written(key, &h, begun, e).await;
+                let e = self.not_written(key, &h, Some(begun), e).await;
                 return Err(unmet(e, &request.condition));
             }
         };
@@ -146,15 +146,24 @@ impl S3Origin {
     /// Why a write with these headers, begun at that time, has failed. A service that refuses one by its
     /// condition may answer before it has had the whole body, and close the connection: the answer is lost
     /// if the connection breaks while the body is sent. If nothing can have been written, the object tells
-    /// whether the condition holds.
-    async fn not_written(&self, key: &str, headers: &HeaderMap, begun: Instant, e: Error) -> Error {
+    /// whether the condition holds. `None` as the time: it completes an upload, and what that makes is
+    /// dated back to when the upload was begun, so its age tells nothing.
+    async fn not_written(
+        &self,
+        key: &str,
+        headers: &HeaderMap,
+        begun: Option<Instant>,
+        e: Error,
+    ) -> Error {
         let is_conditional = headers.contains_key(IF_MATCH) || headers.contains_key(IF_NONE_MATCH);
         let Some(broken) = Broken::of(&e).filter(|_| is_conditional) else {
             return e;
         };
         let now = match self.look(key).await {
             Ok((meta, age)) => {
-                let is_older = age.is_some_and(|age| age >= begun.elapsed() + CLOCKS_APART_MAX);
+                let is_older = age
+                    .zip(begun)
+                    .is_some_and(|(age, begun)| age >= begun.elapsed() + CLOCKS_APART_MAX);
                 (broken.is_cut_short() || is_older).then_some(Some(meta))
             }
             Err(missing) if missing.kind() == ErrorKind::NotFound && broken.is_cut_short() => {
@@ -568,7 +577,8 @@ impl Origin for S3Origin {
             Method::POST => query.iter().any(|(name, _)| name == "uploadId"),
             _ => false,
         };
-        let asked = is_write.then(|| (headers.clone(), Instant::now()));
+        let begun = (method == Method::PUT).then(Instant::now);
+        let asked = is_write.then(|| (headers.clone(), begun));
         let mut headers = headers;
         let payload = match body {
             ForwardBody::Empty => Payload::Empty,
@@ -723,11 +733,10 @@ impl Origin for S3Origin {
             .query("uploadId", id)
             .headers(h.clone())
             .payload(body);
-        let begun = Instant::now();
         let answer = match self.client.send(call).await {
             Ok(answer) => answer,
             Err(e) => {
-                let e = self.not_written(key, &h, begun, e).await;
+                let e = self.not_written(key, &h, None, e).await;
                 return Err(self.not_completed(key, e, &condition).await);
             }
         };

@@ -696,6 +696,27 @@ async fn a_conditional_write_that_is_refused_early_is_told_as_refused() {
         let put = origin.put("k", request, Some(length as u64), body).await;
         assert_eq!(put.err().map(|e| e.kind()), Some(kind), "{is_old}");
     }
+    // What an upload makes is as old as its beginning: its age does not tell whether it was made.
+    let part = |number| UploadedPart {
+        number,
+        etag: "\"0123456789abcdef0123456789abcdef\"".into(),
+        size: Some(5 << 20),
+    };
+    let parts: Vec<_> = (1..=1000).map(part).collect();
+    let origin = open(&hasty(Some(there), true).await).unwrap();
+    let made = origin.complete_upload("k", "id", parts, PutCondition::IfAbsent);
+    let told = made.await.err().map(|e| e.kind());
+    assert_eq!(told, Some(OriginUnavailable));
+    let origin = open(&hasty(Some(there), true).await).unwrap();
+    let request = ForwardRequest {
+        method: Method::POST,
+        key: "k".into(),
+        query: vec![("uploadId".into(), "id".into())],
+        headers: HeaderMap::from_iter([(IF_NONE_MATCH, HeaderValue::from_static("*"))]),
+        body: ForwardBody::Bytes(content.slice(..100 << 10)),
+    };
+    let told = origin.forward(request).await.err().map(|e| e.kind());
+    assert_eq!(told, Some(OriginUnavailable));
 }
 
 /// Bytes that are letters, so that they look the same as text.
