@@ -1334,6 +1334,46 @@ mod tests {
         assert_eq!(inner.copies.used_bytes(), 0, "given back with the copies");
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_answer_that_waits_to_be_read_alone_holds_no_memory() {
+        let b = Bench::with(Freshness::Immutable, None, 256 << 20);
+        for i in 0..2 {
+            let line = format!("{{\"n\": {i}}}\n");
+            b.origin.set(&format!("l/{i}.jsonl"), line.repeat(3));
+        }
+        let datasets = crate::Datasets::new(b.engine.clone(), crate::DatasetsConfig::default());
+        let spec = crate::DatasetSpec {
+            sources: vec!["data/l/**".into()],
+            ..crate::DatasetSpec::default()
+        };
+        let opened = datasets.open(&spec, &crate::Everything).await.unwrap();
+        let dataset = opened.dataset;
+        let rows = Rows::new(b.engine.clone(), RowsConfig::default());
+        let inner = &rows.inner;
+        let turn = inner.alone.lock().await;
+        // Nothing is left to put rows in order with.
+        let all = inner.copies.holdable_bytes();
+        let copies = inner.copies.try_hold(all).unwrap();
+        let reader = {
+            let rows = rows.clone();
+            tokio::spawn(async move { rows.read(&dataset, &[0, 3], &Projection::All).await })
+        };
+        let changes = async |holds: bool| {
+            let until = Instant::now() + Duration::from_secs(20);
+            while (inner.answers.used_bytes() > 0) != holds {
+                assert!(Instant::now() < until, "holds nothing: {holds}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        changes(true).await;
+        changes(false).await;
+        assert!(!reader.is_finished());
+        drop(turn);
+        let read = reader.await.unwrap().unwrap();
+        assert_eq!(read.batch.num_rows(), 2);
+        drop(copies);
+    }
+
     #[test]
     fn ranges_that_nearly_touch_are_one() {
         assert_eq!(merged(vec![10..20, 0..5]), vec![0..20]);

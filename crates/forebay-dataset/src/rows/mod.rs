@@ -326,6 +326,11 @@ impl Rows {
         };
         memory.blocks.clear();
         memory.decoded.clear();
+        if how.lean {
+            // Alone, it takes twice as much, which may come free only when those who wait for their
+            // turn hold none of it.
+            memory.held.clear();
+        }
         let alone = &self.inner.alone;
         let _turn = match patience {
             None => alone.lock().await,
