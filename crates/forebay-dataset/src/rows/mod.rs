@@ -451,6 +451,9 @@ impl Rows {
         let bytes = batch_bytes(&read.batch);
         self.check_answer(bytes)?;
         self.settle(&mut read.memory, bytes, how).await?;
+        // It may lie ready for long: how much of the answers' share such answers take is reckoned by
+        // their bytes.
+        read.memory.held.iter_mut().for_each(|held| held.shrink(bytes));
         let stats = &self.inner.stats;
         add(&stats.requests, 1);
         for (cost, n) in [
