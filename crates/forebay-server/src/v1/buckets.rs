@@ -251,6 +251,7 @@ async fn remove(call: &Call, bucket: &str) -> Result<Response<AnswerBody>> {
         destroyed = destroy().await;
     }
     destroyed?;
+    call.app.uploads.forget_bucket(bucket);
     Ok(done(StatusCode::OK))
 }
 

@@ -365,6 +365,21 @@ async fn buckets_are_listed_made_and_removed() {
         .status,
         StatusCode::NOT_FOUND
     );
+    // A bucket that is made anew has none of the uploads of the one before.
+    let destroy = r#"{"action":"destroy-bck"}"#;
+    let made = "/v1/buckets/made?provider=ais";
+    for (method, path, body) in [
+        (Method::POST, made, create),
+        (Method::POST, "/made/k?uploads", ""),
+        (Method::DELETE, made, destroy),
+        (Method::POST, made, create),
+    ] {
+        let a = c.send(method, path, &[JSON], body).await;
+        assert_eq!(a.status, StatusCode::OK, "{path}: {}", a.text());
+    }
+    let a = c.get("/made?uploads").await;
+    assert_eq!(a.status, StatusCode::OK, "{}", a.text());
+    assert!(!a.text().contains("<Upload>"), "{}", a.text());
 }
 
 #[tokio::test]
