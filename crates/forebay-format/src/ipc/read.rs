@@ -3,9 +3,11 @@
 use super::{Places, check::check, message};
 use crate::{
     parquet::guarded,
-    tabular::{Detail, FileIndex, Format, Held, Need, Projection, Rows, arrow_error, take_rows},
+    tabular::{
+        Detail, FileIndex, Format, Held, Need, Projection, Rows, arrow_error, nulls, take_rows,
+    },
 };
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::RecordBatchDecoder;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
@@ -286,12 +288,16 @@ impl<'s> Growing<'s> {
 }
 
 /// A dictionary without values as one with a missing value. Within structs that are missing, PyArrow
-/// writes codes, also where no value is there, and the decoder looks up every code.
+/// writes codes, also where no value is there, and the decoder looks up every code. If a value would
+/// take more than any answer may, there is none, and the decoder refuses the codes.
 fn with_a_value(values: ArrayRef) -> ArrayRef {
-    match values.is_empty() {
-        true => new_null_array(values.data_type(), 1),
-        false => values,
+    if !values.is_empty() {
+        return values;
     }
+    let missing = guarded("an Arrow dictionary", || {
+        nulls(values.data_type(), 1).map_err(|misfit| Error::corrupt(misfit.why))
+    });
+    missing.unwrap_or(values)
 }
 
 /// Whether values of this type refer to dictionaries of their own.
@@ -505,5 +511,23 @@ impl Read {
         let batch =
             RecordBatch::try_new(self.schema, batch.columns().to_vec()).map_err(arrow_error)?;
         guarded("an Arrow batch", || take_rows(&batch, &self.rows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::new_empty_array;
+
+    #[test]
+    fn a_dictionary_without_values_gets_none_that_takes_more_than_an_answer() {
+        let list = |of| {
+            let item = Arc::new(Field::new("item", of, true));
+            DataType::FixedSizeList(item, i32::MAX)
+        };
+        let one = with_a_value(new_empty_array(&DataType::Utf8));
+        assert!(one.len() == 1 && one.is_null(0));
+        let huge = new_empty_array(&list(list(DataType::Int64)));
+        assert!(with_a_value(huge).is_empty());
     }
 }

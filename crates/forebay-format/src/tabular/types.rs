@@ -196,6 +196,14 @@ fn fixed_bytes(of: &DataType) -> u64 {
             .map(|field| fixed_bytes(field.data_type()))
             .fold(0, u64::saturating_add),
         Dictionary(keys, _) => fixed_bytes(keys),
+        // One that is dense has a value of its first type only.
+        Union(fields, _) => fields
+            .iter()
+            .map(|(_, field)| fixed_bytes(field.data_type()))
+            .fold(8, u64::saturating_add),
+        RunEndEncoded(ends, values) => {
+            fixed_bytes(ends.data_type()).saturating_add(fixed_bytes(values.data_type()))
+        }
         // The others have at most two offsets or a view.
         _ => of.primitive_width().map_or(16, |bytes| bytes as u64),
     }
