@@ -364,6 +364,7 @@ impl Uploads {
         for key in gone {
             inner.forget(&key);
         }
+        inner.completed.retain(|c| c.key.0.bucket() != bucket);
     }
 
     /// Uploads of a bucket under a prefix, by key and id, without their parts.

@@ -229,7 +229,7 @@ impl Rows {
         };
         let (mut waiting, mut pending) = (VecDeque::from(rest), FuturesUnordered::new());
         let mut read = Vec::new();
-        let held = memory.held.first().map_or(0, Reservation::bytes);
+        let mut held = memory.held.first().map_or(0, Reservation::bytes);
         let (mut answer, mut copied) = (0u64, 0u64);
         for (number, part, done) in laid {
             let (part, done, (all, once)) = sized(part, done).await?;
@@ -237,6 +237,11 @@ impl Rows {
             self.check_answer(answer)?;
             copied += once;
             read.push((number, part, done));
+        }
+        if how.lean && copied > held {
+            // They lie in memory until the others are there.
+            self.settle(memory, copied, how).await?;
+            held = memory.held.first().map_or(0, Reservation::bytes);
         }
         let mut at_once = self.inner.config.blocks_in_flight.max(1);
         let mut arrived = VecDeque::new();

@@ -134,8 +134,8 @@ struct Inner {
     blocks: Semaphore,
     /// Threads that decode.
     decoding: Semaphore,
-    /// One block that nothing was done for yet waits for such a thread at a time: those that were
-    /// fetched, and hold memory, have others before them only that were fetched before.
+    /// One block that nothing was fetched for yet waits for such a thread at a time: those that were
+    /// fetched do not queue behind all others again.
     beginning: Semaphore,
     decoding_whole: Flights<BlockKey, Arc<Block>>,
     together: Together,
@@ -453,7 +453,10 @@ impl Rows {
         self.settle(&mut read.memory, bytes, how).await?;
         // It may lie ready for long: how much of the answers' share such answers take is reckoned by
         // their bytes.
-        read.memory.held.iter_mut().for_each(|held| held.shrink(bytes));
+        read.memory
+            .held
+            .iter_mut()
+            .for_each(|held| held.shrink(bytes));
         let stats = &self.inner.stats;
         add(&stats.requests, 1);
         for (cost, n) in [
@@ -545,8 +548,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Memory for rows that are put in order, for as long as that takes. Who has it waits for nothing
-    /// else.
+    /// Memory for rows that are put in order, for as long as that takes. Who has the first part of it
+    /// waits for the second, and for nothing after that.
     async fn copy_memory(&self, bytes: u64, how: &How) -> Result<Vec<Reservation>> {
         let mut held = Vec::with_capacity(2);
         for budget in [&self.inner.copies, self.inner.engine.budget()] {

@@ -177,7 +177,12 @@ impl Streams {
                 }),
                 begin: (state.epoch, state.position),
                 columns: request.columns.clone(),
-                together: request.window_bytes.is_none() && reach.is_far(),
+                together: request.window_bytes.is_none()
+                    && reach.is_in_all_blocks(
+                        row_bytes,
+                        request.partition.batch.most_rows(),
+                        lane.of,
+                    ),
             };
             let following = self
                 .follow(

@@ -18,6 +18,8 @@ const LOOK_EVERY_ON: Duration = Duration::from_millis(500);
 /// is.
 const WORTHWHILE: u64 = 3;
 const NO_LONGER: u64 = 1;
+/// With so many rows under way for each block, on average, 98 of 100 blocks have at least one.
+const ROWS_OF_EACH: u64 = 4;
 /// As often each block is decoded in an epoch over cold files: rows of it, until it is kept decoded.
 const DECODED_ANYWAY: u64 = 4;
 
@@ -42,8 +44,17 @@ impl Reach {
     };
 
     /// Whether it may reach farther than others.
-    pub fn is_far(&self) -> bool {
+    fn is_far(&self) -> bool {
         *self != Reach::NEAR
+    }
+
+    /// Whether, of rows of this size, `of` such connections have so many under way, with batches of so
+    /// many rows, that nearly every block has some among them.
+    pub fn is_in_all_blocks(&self, row_bytes: u64, batch_rows: u32, of: u32) -> bool {
+        let in_windows = self.window_bytes / row_bytes.max(1);
+        let in_steps = self.steps as u64 * u64::from(batch_rows);
+        let rows = in_windows.min(in_steps).saturating_mul(of.into());
+        self.is_far() && self.blocks.saturating_mul(ROWS_OF_EACH) <= rows
     }
 
     /// That of one of `of` connections, if windows may reach `lendable_bytes` beyond their sizes.
@@ -139,6 +150,24 @@ mod tests {
         assert_eq!(reach(Shuffle::Full, 10, 1), near);
         assert_eq!(reach(Shuffle::Full, 1, 1), near);
         assert_eq!(reach(Shuffle::None, 1000, 1), near);
+    }
+
+    #[test]
+    fn with_a_few_rows_under_way_for_each_block_all_blocks_have_one() {
+        let shape = Arc::new(Shape::uniform(100_000, 100).unwrap());
+        let plan = PlanSpec::single("d", shape, 1, Shuffle::Full);
+        let all = |lendable: u64, batch_rows, of| {
+            let reach = Reach::of(&plan, 8 << 10, of, lendable);
+            reach.is_in_all_blocks(8 << 10, batch_rows, of)
+        };
+        // 4,096 rows for 1,000 blocks.
+        assert!(all(32 << 20, 32, 1) && all(32 << 20, 32, 4));
+        assert!(!all(31 << 20, 32, 1), "the windows are too small");
+        assert!(!all(32 << 20, 3, 1), "the batches are too small");
+        assert!(
+            !all(4 << 20, 32, 1),
+            "it does not reach farther than others"
+        );
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Windows {
         let most_bytes = most_bytes.max(limits::STREAM_WINDOW_MIN_BYTES);
         Arc::new(Windows {
             most_bytes,
-            far_bytes: most_bytes / 10 * 9,
+            far_bytes: most_bytes / 5 * 4,
             used_bytes: AtomicU64::new(0),
             lent_bytes: AtomicU64::new(0),
         })
@@ -271,14 +271,14 @@ mod tests {
 
     #[test]
     fn a_window_reaches_farther_with_what_nobody_has() {
-        let windows = Windows::new(36 << 20);
+        let windows = Windows::new(40 << 20);
         let first = windows.open(2 << 20, 30 << 20).unwrap();
         let place = first.take(2 << 20);
         assert!(first.has_room(19 << 20, true));
         let more = first.take(19 << 20);
         assert!(
             !first.has_room(4 << 20, true),
-            "of nine tenths, all but a window's size is lent"
+            "of four fifths, all but a window's size is lent"
         );
         assert_eq!(windows.used_bytes(), 21 << 20);
         // There is room for others, who may not reach as far.
@@ -305,7 +305,7 @@ mod tests {
         let more = first.take(22 << 20);
         let second = windows.open(8 << 20, 0).unwrap();
         let third = windows.open(8 << 20, 0).unwrap();
-        assert_eq!((second.size, third.size), (8 << 20, 4 << 20));
+        assert_eq!((second.size, third.size), (8 << 20, 8 << 20));
         drop((place, more, first));
     }
 }
