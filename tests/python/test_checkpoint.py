@@ -1930,6 +1930,20 @@ def test_saves_of_one_writer_may_overlap(site):
     assert not staged(site, "over/c") and not site.keys("over/c")
 
 
+def test_a_save_keeps_its_name_whatever_another_one_sets(site):
+    class Writer(ckpt.StorageWriter):
+        """Another save begins as soon as one has set its name."""
+
+        def __setattr__(self, name, value):
+            is_named = name == "path" and value is not None
+            super().__setattr__(name, "s3://runs/over/other" if is_named else value)
+
+    writer = Writer(client=site.client)
+    dcp.save({"w": torch.ones(3)}, storage_writer=writer, checkpoint_id="s3://runs/over/mine")
+    assert writer.handle.name == "s3://runs/over/mine"
+    assert writer.storage_meta().checkpoint_id == "s3://runs/over/mine"
+
+
 IN_A_PROCESS = """
 import sys
 import forebay

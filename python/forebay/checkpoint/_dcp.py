@@ -144,6 +144,17 @@ class _Save:
             _left.append(self.saving)
 
 
+def _give_up_left() -> None:
+    """Of what failed saves had begun."""
+    while True:
+        try:
+            saving = _left.pop()
+        except IndexError:
+            # Not asked before: another save may take the last one.
+            return
+        saving.give_up()
+
+
 class _OfThread(threading.local):
     """The save that a thread is at: DCP makes each in one thread, and several at the same time."""
 
@@ -232,13 +243,16 @@ class StorageWriter(_StorageWriter):
         return _wire.checked_meta("dcp", self.meta), _wire.checked_deadline(self.deadline)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        path = self.path
         if checkpoint_id is not None:
-            self.path = os.fspath(checkpoint_id)
-            _wire.split(self.path)
+            path = os.fspath(checkpoint_id)
+            _wire.split(path)
+            # Another save may replace it at once.
+            self.path = path
         # One that failed before its end.
         if self._of_thread.save is not None:
             self._of_thread.save.give_up()
-        self._of_thread.save = _Save(self.path)
+        self._of_thread.save = _Save(path)
 
     @property
     def _save(self) -> _Save:
@@ -274,8 +288,7 @@ class StorageWriter(_StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         _refuse_caching(not all(getattr(plan, "usable", True) for plan in plans))
-        while _left:
-            _left.pop().give_up()
+        _give_up_left()
         # What several nodes take is not known here.
         size = sum(_bytes_of(plan) for plan in plans)
         here = self._node()
