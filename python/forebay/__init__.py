@@ -29,7 +29,12 @@ from __future__ import annotations
 
 import sys as _sys
 
-if ("-m", "forebay") in zip(_sys.orig_argv, _sys.orig_argv[1:], strict=False):
+# While Python looks for what -m names, "-m" is the first of the arguments. Other programs, such as
+# pytest, may have such arguments too.
+if _sys.argv[:1] == ["-m"] and _sys.orig_argv[-len(_sys.argv) :][:1] in (
+    ["forebay"],
+    ["-mforebay"],
+):
     # Before the rest is imported: Ctrl-C meanwhile ends the command as it does later.
     from . import _interrupted as _interrupted
 

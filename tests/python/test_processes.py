@@ -284,10 +284,12 @@ def test_ctrl_c_while_the_package_is_imported_as_a_module_ends_the_command(tmp_p
             timeout=60,
         )
 
-    done = run("-X", "utf8", "-m", "forebay", "--version")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
-    # A program of someone else's tells where it was.
-    assert "Traceback" in run("-c", "import forebay").stderr
+    for how in (["-X", "utf8", "-m", "forebay"], ["-mforebay"], ["-sm", "forebay"]):
+        done = run(*how, "--version")
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "interrupted\n")
+    # A program of someone else's tells where it was, whatever its arguments are.
+    for arguments in ([], ["-m", "forebay"]):
+        assert "Traceback" in run("-c", "import forebay", *arguments).stderr
 
 
 def test_ctrl_c_while_the_package_is_imported_ends_the_command(tmp_path):
