@@ -103,7 +103,7 @@ def explained(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, T]], Callab
     """
 
     def of(function: Callable[P, T]) -> Callable[P, T]:
-        there = list(inspect.signature(function).parameters)
+        there = [name for name in inspect.signature(function).parameters if name != "self"]
 
         @functools.wraps(function)
         def called(*args: P.args, **given: P.kwargs) -> T:

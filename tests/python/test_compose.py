@@ -679,6 +679,8 @@ def test_arguments_of_other_libraries_are_explained(ds, other):
         forebay.open_shards("tables/*.tar", colums=["x"])
     with pytest.raises(TypeError, match="'sed': did you mean seed="):
         ds.train_test_split(0.5, sed=3)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sel'"):
+        ds.repeat(2, sel=3)
     with pytest.raises(TypeError, match="axis': .*rows come"):
         forebay.concatenate([ds, other], axis=1)
     assert list(inspect.signature(ds.map).parameters) == ["function"]
