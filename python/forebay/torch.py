@@ -467,7 +467,9 @@ class _Iteration(Iterator[Any]):
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
         self._data, self._worker, self._workers = data, worker, workers
         _, self._world = data._rank_and_world()
-        self._epoch, self._yielded = data.epoch, 0
+        #: None before it begins: in the epoch that is set then.
+        self._epoch: int | None = None
+        self._yielded = 0
         self._left: Iterator[Any] | None = None
 
     def __iter__(self) -> _Iteration:
@@ -475,16 +477,20 @@ class _Iteration(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._left is None:
+            self._epoch = self._epoch_now()
             own = self._data._own_rows(self._epoch)[self._worker :: self._workers]
             self._left = self._data._samples(own[self._yielded :])
         sample = next(self._left)
         self._yielded += 1
         return sample
 
+    def _epoch_now(self) -> int:
+        return self._data.epoch if self._epoch is None else self._epoch
+
     def state_dict(self) -> dict[str, Any]:
         """What this worker has yielded."""
         return {
-            "epoch": self._epoch,
+            "epoch": self._epoch_now(),
             "yielded": self._yielded,
             "worker": self._worker,
             "workers": self._workers,
