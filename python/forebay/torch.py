@@ -322,7 +322,10 @@ class IterableDataset(torch.utils.data.IterableDataset):
     on after the last sample that it yielded, in the epoch of its state, whatever the batch size is
     now. Such a state loads over the same entries, seed and options, into as many workers of as many
     ranks as it was saved with; any other is refused. (``ds.loader(…).torch()`` over
-    :func:`forebay.open` resumes with any number.)
+    :func:`forebay.open` resumes with any number.) Where the workers tell what they yielded less
+    often than at each step (``snapshot_every_n_steps=``), the steps since then are read again, and
+    the batch size has to stay as it was. Without workers, keep no state that is taken after a batch
+    has failed: the samples of that batch before the one that failed count as yielded.
     """
 
     def __init__(
