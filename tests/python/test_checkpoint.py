@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import io
 import json
+import math
 import os
 import random
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 import dcp_ranks
 import forebay
 import forebay.checkpoint as ckpt
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -414,6 +416,19 @@ def test_tensors_without_data_take_no_room(site):
     assert found["meta"].is_meta and found["meta"].shape == wanted["meta"].shape
     assert isinstance(found["weight"], torch.nn.UninitializedParameter)
     assert torch.equal(found["w"], wanted["w"])
+
+
+@pytest.mark.parametrize("of", [np.float32, np.array, torch.tensor])
+def test_seconds_are_numbers_of_any_library(site, of):
+    client, retry_for = site.client, of(2.0)
+    writer = ckpt.StorageWriter(client=client, retry_for=retry_for, deadline=of(60.0))
+    dcp.save({"w": torch.ones(3)}, storage_writer=writer, checkpoint_id="s3://runs/of/dcp")
+    saved = ckpt.save({"w": torch.ones(3)}, "s3://runs/of/a", client=client, retry_for=retry_for)
+    saved.wait(of(60.0))
+    ckpt.keep("s3://runs/of", last=of(1) if of is not np.float32 else 1, client=client)
+    for wrong in (of(-1.0), of(math.nan), of(math.inf), np.True_, torch.tensor([1.0]), 10**400):
+        with pytest.raises(forebay.InvalidRequest, match="retry_for=.*number of seconds"):
+            ckpt.StorageWriter(client=client, retry_for=wrong)
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), "10", True, 1j])

@@ -239,7 +239,7 @@ class StorageWriter(_StorageWriter):
 
     def _told(self) -> tuple[dict[str, typing.Any], float | None]:
         """What the commit says beside the files."""
-        _wire.checked_patience(self.retry_for)
+        self.retry_for = _wire.checked_patience(self.retry_for)
         return _wire.checked_meta("dcp", self.meta), _wire.checked_deadline(self.deadline)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -11,7 +11,6 @@ import itertools
 import json
 import logging
 import math
-import numbers
 import os
 import threading
 import time
@@ -21,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
-from .._arguments import check_client, is_unicode, whole_number
+from .._arguments import check_client, is_unicode, real_number, seconds, whole_number
 from .._fetch import PASSING, UNSURE, patiently
 from .._forebay import Client, _Borrowed
 from .._pools import Pool
@@ -120,16 +119,13 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     return json.loads(answer) if answer else None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
 def _number(name: str, value: object, most: float = math.inf) -> float:
-    """A finite number of at least 0, which seconds are."""
-    if not (_is_number(value) and 0 <= value < math.inf and value <= most):  # type: ignore[operator]
+    """A finite number of at least 0, which seconds are; not a bool."""
+    found = None if real_number(value) is None else seconds(value)
+    if found is None or found > most:
         above = "" if most == math.inf else f", and at most {most:g}"
         raise InvalidRequest(f"{name}={value!r}: give a number of seconds of at least 0{above}")
-    return float(value)  # type: ignore[arg-type]
+    return found
 
 
 def checked_patience(retry_for: object) -> float:
@@ -254,9 +250,10 @@ class Checkpoint:
         """
         if until not in ("staged", "durable"):
             raise InvalidRequest(f"until={until!r}: give 'staged' or 'durable'")
-        if timeout is not None and (not _is_number(timeout) or math.isnan(timeout)):
+        patience = None if timeout is None else real_number(timeout)
+        if timeout is not None and (patience is None or patience != patience):
             raise InvalidRequest(f"timeout={timeout!r}: give a number of seconds")
-        return self._wait(timeout, until)
+        return self._wait(patience, until)
 
     def _wait(
         self,
