@@ -445,7 +445,8 @@ class Resumable:
     def __repr__(self) -> str:
         state = self._trained
         workers = counted(self.dataloader.num_workers, "worker")
-        where = [f"{name} {state[name]:,}" for name in ("epoch", "position") if name in state]
+        names = ("epoch", "group", "position")
+        where = [f"{name} {state[name]:,}" for name in names if name in state]
         of = " + ".join(d.name for d in self.data.loader.datasets)
         return f"<forebay.torch.Resumable of {of}: {workers}, at {', '.join(where)}>"
 

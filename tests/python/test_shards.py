@@ -27,7 +27,7 @@ from forebay import _shards
 from forebay._push import Push
 from forebay._shards import GROUPS_AHEAD, PIECES, PartDataset, Span, parts_of
 from forebay._stop import Stop
-from forebay.torch import state_of
+from forebay.torch import Resumable, state_of
 from servers import REGION, Node, Process, Versitygw, forebay_program
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -88,6 +88,15 @@ ALL = sorted(key(shard, n) for shard, samples in enumerate(SHARDS) for n in rang
 
 def keys(batches) -> list[str]:
     return [row["__key__"] for batch in batches for row in batch]
+
+
+def test_a_resumable_says_which_group_of_parts_it_is_in(shards):
+    resumable = Resumable(DataLoader(shards.loader(8).torch(), batch_size=None))
+    batches = iter(resumable)
+    while resumable.state_dict()["group"] < 1:
+        next(batches)
+    position = resumable.state_dict()["position"]
+    assert f": 0 workers, at epoch 0, group 1, position {position}>" in repr(resumable)
 
 
 def test_parts_are_accounted_to_their_dataset(shards_node):
