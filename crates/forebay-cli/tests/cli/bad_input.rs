@@ -358,7 +358,12 @@ fn usage_help_and_version() {
         let help = forebay(asked).ok().out;
         assert!(help.contains("Usage: forebay cluster init"), "{help}");
     }
-    assert!(forebay(&["help", "statu"]).fails(2).err.contains("'status'"));
+    assert!(
+        forebay(&["help", "statu"])
+            .fails(2)
+            .err
+            .contains("'status'")
+    );
     let version = env!("CARGO_PKG_VERSION");
     assert!(
         forebay(&["version"])

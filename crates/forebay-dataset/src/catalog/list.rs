@@ -427,11 +427,10 @@ async fn look_up(
             1 => String::new(),
             all => format!(" for {missing_count} of the {all} names that you gave"),
         };
-        return Err(Error::not_found(format!(
-            "no object exists{of}: {}{more}",
-            told.join(", ")
-        ))
-        .hint("end a name with a slash to take everything below it"));
+        return Err(
+            Error::not_found(format!("no object exists{of}: {}{more}", told.join(", ")))
+                .hint("end a name with a slash to take everything below it"),
+        );
     }
     blocking(move || found.into_iter().flatten().collect()).await
 }
