@@ -1302,7 +1302,7 @@ mod tests {
         let text = "x".repeat(8 << 10);
         for i in 0..FILES {
             let line = format!("{{\"n\": {i}, \"text\": \"{text}\"}}\n");
-            b.origin.set(&format!("l/{i:02}.jsonl"), line.repeat(2));
+            b.origin.set(&format!("l/{i:02}.jsonl"), line.repeat(6));
         }
         let datasets = crate::Datasets::new(b.engine.clone(), crate::DatasetsConfig::default());
         let spec = crate::DatasetSpec {
@@ -1315,12 +1315,14 @@ mod tests {
         let inner = &rows.inner;
         let threads = inner.config.decode_threads as u32;
         let none_decodes = inner.decoding.acquire_many(threads).await.unwrap();
-        let wanted: Vec<u64> = (0..FILES).map(|i| i * 2).collect();
+        let wanted: Vec<u64> = (0..FILES).map(|i| i * 6).collect();
         let reader = {
             let (rows, dataset, wanted) = (rows.clone(), dataset.clone(), wanted.clone());
             tokio::spawn(async move { rows.read(&dataset, &wanted, &Projection::All).await })
         };
+        let until = Instant::now() + Duration::from_secs(20);
         while inner.together.waiting() < wanted.len() {
+            assert!(Instant::now() < until, "not all blocks wait for a thread");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let once = FILES * text.len() as u64;
