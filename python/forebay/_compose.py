@@ -66,7 +66,7 @@ DESCRIBED_BYTES = 64 << 20
 TEXT_MAX = 120
 #: A node of the tree of operations, as ``forebay-plan`` reads it.
 Document = dict[str, Any]
-#: What to give in place of what is no number of times, as None is, which elsewhere has no end.
+#: The hint about a number of times that is none, such as None, by which other libraries repeat for ever.
 TIMES = (
     "give a whole number of at least 1; a loader with epochs=math.inf goes on for ever, as repeat()"
     " of other libraries does"

@@ -268,7 +268,7 @@ fn unheld(headers: &HeaderMap, now: Option<&ObjectMeta>) -> Option<(ErrorKind, &
     };
     let must_match = headers.contains_key(IF_MATCH);
     match now {
-        None => must_match.then_some((ErrorKind::NotFound, "there is no object")),
+        None => must_match.then_some((ErrorKind::NotFound, "the object does not exist")),
         Some(now) => {
             let etag = now.etag.as_deref();
             let is_other = must_match && !names(IF_MATCH, etag);

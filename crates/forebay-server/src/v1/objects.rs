@@ -423,7 +423,7 @@ async fn put_part(call: &Call, name: &ObjectName, upload: &str) -> Result<Respon
     let length = length.ok_or_else(|| Error::invalid("a part needs a Content-Length"))?;
     let app = &call.app;
     if length == 0 {
-        // `as_file("w")` writes nothing first, and then appends. What stays empty is no part.
+        // `as_file("w")` sends an empty part first, and then appends to it. The node keeps no empty parts.
         let known = app.uploads.get(name, upload);
         let is_there = known.is_some_and(|upload| upload.parts.contains_key(&number));
         if is_there && !is_append {
