@@ -20,7 +20,7 @@ from ._plan import RELAXED, State
 from ._warn import warn
 from ._words import counted
 from .errors import InvalidRequest
-from .loader import NO_DATASET, Loader
+from .loader import NO_DATASET, Loader, overtaken
 from .rows import Rows
 from .stats import Meter
 
@@ -413,8 +413,8 @@ class Resumable:
         dataloader.collate_fn = _Tagged(dataloader.collate_fn, data.samples)
         self._state = self._before = data.begin
         self._ahead = Ahead()
-        #: Replaced whenever a loop begins, or a state is loaded: that ends the loop before.
-        self._current = object()
+        #: The loop that began last; None once a state was loaded, which ends the loop before.
+        self._current: object | None = None
 
     def __iter__(self) -> Iterator[Any]:
         # At once: of two threads that begin in the same moment, one has its loop.
@@ -426,9 +426,9 @@ class Resumable:
         taken = iter(self.dataloader)
         # Looked at before a batch is taken, too: workers that persist would give one of the loop
         # that has begun since.
-        while begun is self._current and (made := next(taken, None)) is not None:
+        while self._is_current(begun) and (made := next(taken, None)) is not None:
             batch, after = made
-            if begun is not self._current:
+            if not self._is_current(begun):
                 return
             if after is None:
                 raise InvalidRequest(
@@ -438,9 +438,15 @@ class Resumable:
             self._ahead.takes()
             self._before, self._state = self._state, after
             yield batch
-        if begun is not self._current:
+        if not self._is_current(begun):
             return
         self._before = self._state = self.data.loader.ended(self._state, until)
+
+    def _is_current(self, begun: object) -> bool:
+        """Whether this is the loop that it has now. Raises InvalidRequest if another has begun."""
+        if self._current not in (None, begun):
+            raise overtaken()
+        return self._current is begun
 
     def __repr__(self) -> str:
         state = self._trained
@@ -483,7 +489,7 @@ class Resumable:
     def load_state_dict(self, state: State, strict: bool = True) -> None:
         """Goes to where a state was taken: see :meth:`forebay.Loader.load_state_dict`."""
         self._before = self._state = self.data.loader.checked(state, strict)
-        self._current = object()
+        self._current = None
 
 
 def _of_workers(saved: Any) -> Iterator[dict[str, Any]]:

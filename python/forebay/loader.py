@@ -1092,13 +1092,7 @@ class Iteration(Generic[B_co]):
 
     def _over(self) -> Exception:
         """The exception that ends the loop: it tells whoever asks if another loop has begun."""
-        if not self._is_replaced:
-            return StopIteration()
-        return InvalidRequest(
-            "another loop over this loader has begun, and a loader has one at a time",
-            hint="make a loader for each, or keep the batches: batches ="
-            " list(itertools.islice(loader, n))",
-        )
+        return overtaken() if self._is_replaced else StopIteration()
 
     def give_way(self) -> None:
         """Another loop over the loader begins: this one ends, and says so if it went on."""
@@ -1115,6 +1109,15 @@ class Iteration(Generic[B_co]):
             pipeline.close()
         if self._bar is not None:
             self._bar.close()
+
+
+def overtaken() -> InvalidRequest:
+    """The error of a loop that another one over the same loader has ended."""
+    return InvalidRequest(
+        "another loop over this loader has begun, and a loader has one at a time",
+        hint="make a loader for each, or keep the batches: batches ="
+        " list(itertools.islice(loader, n))",
+    )
 
 
 def _named(epoch: int, until: int | None) -> str:

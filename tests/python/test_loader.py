@@ -1260,7 +1260,8 @@ def test_a_loop_that_another_has_ended_takes_none_of_its_batches(ds):
     seen = ids([next(before)])
     now = iter(batches)
     seen += ids([next(now)])
-    assert list(before) == []
+    with pytest.raises(forebay.InvalidRequest, match="another loop over this loader"):
+        next(before)
     assert seen + ids(now) == list(range(100))
 
 
@@ -1709,12 +1710,17 @@ def test_of_two_loops_over_a_resumable_that_begin_in_one_moment_one_goes_on(ds, 
     for name, value in list(vars(resumable).items()):
         if type(value) is int:
             setattr(resumable, name, Counts(value))
-    loops = [iter(resumable) for _ in range(2)]
+
+    def batches_of(loop) -> str | int:
+        try:
+            return len(list(loop))
+        except forebay.InvalidRequest as e:
+            return e.message
+
     with ThreadPoolExecutor(2) as pool:
-        begun = [made.result() for made in [pool.submit(next, loop, None) for loop in loops]]
-    lengths = sorted(len(list(loop)) for loop in loops)
-    # One of them ends, whether or not it got a first batch.
-    assert lengths[0] == 0 and lengths[1] == 9, (lengths, begun)
+        found = list(pool.map(batches_of, [iter(resumable) for _ in range(2)]))
+    told = "another loop over this loader has begun, and a loader has one at a time"
+    assert sorted(map(str, found)) == ["10", told]
 
 
 def test_the_length_is_that_of_one_loop(ds):
@@ -1948,6 +1954,8 @@ def test_a_new_loop_over_a_resumable_ends_the_one_before(ds):
     next(first)
     second = iter(data)
     assert [row["id"] for row in next(second)] == list(range(10, 20))
+    with pytest.raises(forebay.InvalidRequest, match="another loop over this loader"):
+        next(first)
     assert list(first) == [] and data.state_dict()["position"] == 20
     data.load_state_dict({**data.state_dict(), "position": 50})
     assert list(second) == [] and data.state_dict()["position"] == 50
