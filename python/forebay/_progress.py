@@ -6,6 +6,7 @@ asked for): a program that runs in a batch system has no use for a line that is 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -18,6 +19,21 @@ from ._arguments import flag_or_none
 REDRAW_SECONDS = 0.2
 FIRST_SECONDS = 1.0
 WIDTH_COLUMNS = 24
+
+
+class _Nowhere(io.StringIO):
+    """In place of standard error where there is none, as in a process that was started without."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _is_terminal(file: TextIO) -> bool:
+    try:
+        return file.isatty()
+    except (AttributeError, ValueError):
+        # What programs put in place of standard error may only have `write`, or be closed.
+        return False
 
 
 class Bar:
@@ -45,12 +61,12 @@ class Bar:
     ) -> None:
         show = flag_or_none("progress", show)
         self.what, self.total, self.unit, self.note = what, total, unit, note
-        self.file = file or sys.stderr
+        self.file = file or sys.stderr or _Nowhere()
         self.done = 0
         self._began = time.monotonic()
         self._next = self._began + (0 if show else FIRST_SECONDS)
         self._drawn = 0
-        self._show = self.file.isatty() if show is None else show
+        self._show = _is_terminal(self.file) if show is None else show
 
     def advance(self, by: int = 1) -> None:
         """Counts ``by`` further units."""

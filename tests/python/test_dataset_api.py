@@ -500,6 +500,27 @@ def test_the_client_alone_needs_no_numpy():
         forebay.nothing
 
 
+@pytest.mark.parametrize("show", [None, True])
+def test_a_bar_needs_no_terminal(monkeypatch, show):
+    """A daemon has no standard error, and programs put objects in its place that only write."""
+    written = []
+
+    class Writer:
+        def write(self, text):
+            written.append(text)
+
+        def flush(self):
+            pass
+
+    closed = io.StringIO()
+    closed.close()
+    for there in (None, Writer()) if show else (None, Writer(), closed):
+        monkeypatch.setattr(sys, "stderr", there)
+        with forebay._progress.Bar("reading", 2000, show=show) as bar:
+            bar.advance(2000)
+    assert bool(written) is bool(show)
+
+
 def test_the_bar_says_how_far_it_is():
     out = io.StringIO()
     with forebay._progress.Bar("reading", 2000, show=True, file=out) as bar:
