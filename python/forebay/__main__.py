@@ -58,4 +58,7 @@ def _place(arguments: list[str]) -> int | None:
 
 
 if __name__ == "__main__":
+    from forebay_command import open_streams
+
+    open_streams()
     sys.exit(main())

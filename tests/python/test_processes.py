@@ -18,7 +18,7 @@ from pathlib import Path
 import forebay
 import pytest
 from scripted_node import ScriptedNode, chunked, tar_of
-from servers import Node
+from servers import Node, accepts, forebay_program, free_port
 
 NAMES = [f"train/img/{i:04}.bin" for i in range(200)]
 
@@ -262,6 +262,45 @@ def test_the_wheel_brings_the_command_line():
         timeout=30,
     )
     assert bad.returncode == 2 and bad.stdout == "" and "no-such-command" in bad.stderr
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_stay_out_of_the_way(tmp_path, closed):
+    """As a daemon is started: what the node opens next must not get the numbers of the streams, for
+    its log would be written there.
+    """
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").write_bytes(b"1")
+    port = free_port()
+    command = [forebay_program(), "serve", "--origin", f"file://{tmp_path / 'data'}"]
+    command += ["--listen", f"127.0.0.1:{port}", "--admin", "off", "--unix", "off"]
+    command += ["--cache", f"{tmp_path / 'cache'}:1GiB"]
+    node = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *command])
+    try:
+        end = time.monotonic() + 30
+        while not accepts(port):
+            assert node.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        for number, mark in enumerate(("<&-", ">&-", "2>&-")):
+            if mark in closed.split():
+                assert os.readlink(f"/proc/{node.pid}/fd/{number}") == os.devnull
+        assert bytes(forebay.Client(f"http://127.0.0.1:{port}").get("data/x")) == b"1"
+        node.terminate()
+        assert node.wait(15) == 0
+    finally:
+        node.kill()
+        node.wait()
+
+
+@pytest.mark.parametrize("program", [None, "-m"])
+def test_what_a_command_says_is_no_result_where_there_is_no_stderr(program):
+    command = [sys.executable, "-m", "forebay"] if program else [forebay_program()]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command, "show", "bk/x", "--node", "unix:/nowhere"],
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_ctrl_c_while_the_package_is_imported_as_a_module_ends_the_command(tmp_path):
