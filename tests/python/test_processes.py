@@ -236,6 +236,26 @@ def test_the_node_in_the_wheel_stops_on_a_signal(origin, tmp_path, how):
         client.get("train/one")
 
 
+def test_a_node_whose_log_cannot_be_written_stops_gracefully(tmp_path):
+    """The disk with the log is full, or the program that reads it has ended."""
+    (tmp_path / "data").mkdir()
+    port = free_port()
+    command = [forebay_program(), "serve", "--origin", f"file://{tmp_path / 'data'}"]
+    command += ["--listen", f"127.0.0.1:{port}", "--admin", "off", "--unix", "off"]
+    with open("/dev/full", "w") as full:
+        node = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=full)
+    try:
+        end = time.monotonic() + 30
+        while not accepts(port):
+            assert node.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        node.terminate()
+        assert node.wait(15) == 0
+    finally:
+        node.kill()
+        node.wait()
+
+
 def test_a_client_outlives_its_node(origin, tmp_path):
     """A node that comes back at the same addresses is found again, over its socket."""
     first = Node(origin.url, ["train"], tmp_path)

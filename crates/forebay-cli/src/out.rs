@@ -56,6 +56,12 @@ impl Out {
     }
 }
 
+/// One line on stderr, if anybody reads it: `eprintln!` panics where stderr is a full disk, or a pipe
+/// whose reader has left.
+pub fn tell(line: impl AsRef<str>) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", line.as_ref());
+}
+
 /// Stdin or stdout as a file that is read and written off the main thread.
 pub fn std_stream(stream: impl AsFd) -> std::io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(std::fs::File::from(

@@ -1,6 +1,7 @@
 //! Progress of long work: a bar on stderr, if that is a terminal and the work takes longer than a
 //! moment.
 
+use crate::out::tell;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::IsTerminal,
@@ -69,7 +70,7 @@ impl Progress {
 
     /// A line on stderr that stays, above the bar.
     pub fn above(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        self.bar.suspend(|| tell(line));
     }
 
     pub fn set(&mut self, done: u64, total: Option<u64>, message: String) {

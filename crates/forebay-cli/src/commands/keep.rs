@@ -4,7 +4,7 @@ use super::warm::of_node;
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::{Out, count, grouped},
+    out::{Out, count, grouped, tell},
     target::Prefix,
 };
 use forebay_client::Call;
@@ -185,13 +185,13 @@ async fn change(
         out.object(&total)?;
     } else {
         for error in &total.errors {
-            eprintln!(
+            tell(format!(
                 "{} {}: {}/{}",
                 out.style.red("failed:"),
                 one_line(&error.message),
                 one_line(&error.bucket),
                 one_line(&error.key)
-            );
+            ));
         }
         out.line(sentence(&total))?;
         for node in &total.nodes {

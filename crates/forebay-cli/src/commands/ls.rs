@@ -3,7 +3,7 @@
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::Out,
+    out::{Out, tell},
     target::Prefix,
 };
 use forebay_client::{Call, Client};
@@ -72,7 +72,7 @@ async fn buckets(client: &Client, out: &mut Out) -> Outcome {
     }
     out.flush()?;
     if buckets.is_empty() && !out.json {
-        eprintln!("no buckets: `forebay status` shows the origins of this node");
+        tell("no buckets: `forebay status` shows the origins of this node");
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::{Out, pairs},
+    out::{Out, pairs, tell},
     signals::{self, Signals},
     style::Style,
 };
@@ -214,10 +214,10 @@ pub async fn run(args: Args, common: &Common) -> Outcome {
     reloading.abort();
     let drain = node.config().limits.drain_timeout.0;
     if !json_logs {
-        eprintln!(
+        tell(format!(
             "stopping: answers in flight have {} s to finish; signal again to stop at once",
             drain.as_secs()
-        );
+        ));
     }
     tokio::select! {
         finished = node.shutdown(drain) => finished.map_err(Failure::Failed),
@@ -269,9 +269,9 @@ fn warn(json: bool, text: &str, hint: &str) {
         return;
     }
     let style = Style::stderr();
-    eprintln!("{} {}", style.yellow("warning:"), one_line(text));
+    tell(format!("{} {}", style.yellow("warning:"), one_line(text)));
     if !hint.is_empty() {
-        eprintln!("{} {hint}", style.bold("hint:"));
+        tell(format!("{} {hint}", style.bold("hint:")));
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     cli::Common,
     commands,
     fail::{Failure, Outcome, one_line},
-    out::{Out, count, duration},
+    out::{Out, count, duration, tell},
     target::Prefix,
 };
 use forebay_client::{Call, Client};
@@ -334,7 +334,7 @@ pub async fn keep(args: KeepArgs, common: &Common) -> Outcome {
                 Err(Failure::Failed(e))
                     if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Conflict) =>
                 {
-                    eprintln!("passed over: {}", one_line(e.message()));
+                    tell(format!("passed over: {}", one_line(e.message())));
                     continue;
                 }
                 Err(e) if removed.is_empty() => return Err(e),

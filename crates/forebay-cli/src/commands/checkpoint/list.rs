@@ -5,7 +5,7 @@ use crate::{
     cli::Common,
     commands,
     fail::{Outcome, one_line},
-    out::{Out, duration},
+    out::{Out, duration, tell},
     style::Style,
     target::Prefix,
 };
@@ -97,7 +97,7 @@ pub async fn run(args: ListArgs, common: &Common) -> Outcome {
             } else {
                 ""
             };
-            eprintln!("there is no checkpoint on this node's disk{which}");
+            tell(format!("there is no checkpoint on this node's disk{which}"));
             Ok(())
         }
     }

@@ -11,7 +11,7 @@ mod show;
 use crate::{
     cli::Common,
     fail::{Failure, Outcome, one_line},
-    out::{count, duration, utc},
+    out::{count, duration, tell, utc},
     target::Prefix,
 };
 use forebay_client::{Call, Client, Failure as Failed};
@@ -125,7 +125,7 @@ async fn durable(client: &Client, of: &Prefix) -> Outcome<Vec<(Place, Manifest)>
             Err(Failure::Failed(e))
                 if matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported) =>
             {
-                eprintln!("passed over: {}", one_line(e.message()));
+                tell(format!("passed over: {}", one_line(e.message())));
                 Ok(None)
             }
             Err(e) => Err(e),
