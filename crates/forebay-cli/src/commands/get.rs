@@ -55,6 +55,11 @@ pub struct Args {
 pub async fn run(args: Args, common: &Common) -> Outcome {
     let object = target::object(&args.object)?;
     let range = args.range.as_deref().map(parse_range).transpose()?;
+    if args.member.as_deref() == Some("") {
+        return Err(Failure::Usage(
+            Error::invalid("--member is empty").hint("leave it out to get the whole archive"),
+        ));
+    }
     let to_stdout = args.file.as_deref() == Some(Path::new("-"));
     if to_stdout && common.json {
         return Err(Failure::Usage(

@@ -35,6 +35,12 @@ const USAGE: &[Case] = &[
     ),
     (&["ls", "--node", "unix:"], 2, "no path", "unix:/run"),
     (
+        &["get", "data/x.tar", "--member", ""],
+        2,
+        "--member is empty",
+        "leave it out",
+    ),
+    (
         &["cluster", "plan", "--nodes", "2", "--remove", "2"],
         2,
         "leaves none",
