@@ -486,6 +486,10 @@ class ForebayFile(AbstractBufferedFile):
 
     def commit(self) -> None:
         """Writes the object."""
+        if not self.forced:
+            # A transaction ends before its file was closed.
+            self.autocommit = False
+            self.flush(force=True)
         self._spool.seek(0)
         self.fs._put(self.path, self._spool, self.is_new)
         self._spool.close()
@@ -495,6 +499,8 @@ class ForebayFile(AbstractBufferedFile):
         # There is no upload before a whole block was written.
         if (spool := getattr(self, "_spool", None)) is not None:
             spool.close()
+        # Neither is it written when it is collected.
+        self.closed = True
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import dataset
@@ -239,6 +241,33 @@ def test_a_file_that_is_given_up_before_anything_was_written(fs):
     file.discard()
     file.closed = True
     assert not fs.exists("scratch/given-up")
+
+
+def test_a_transaction_ends_before_its_files_are_closed(fs, scratch):
+    base = f"scratch/{scratch}"
+    with fs.transaction:
+        file = fs.open(f"{base}/open", "wb", block_size=8)
+        file.write(b"twelve bytes")
+        file.write(b"!")
+        empty = fs.open(f"{base}/empty", "wb")
+        assert not fs.exists(f"{base}/open")
+    assert fs.cat(f"{base}/open") == b"twelve bytes!" and fs.cat(f"{base}/empty") == b""
+    with pytest.raises(ValueError):
+        file.write(b"too late")
+    file.close()
+    empty.close()
+    assert fs.cat(f"{base}/open") == b"twelve bytes!"
+    for size in (1, 100):
+        with pytest.raises(KeyError), fs.transaction:
+            file = fs.open(f"{base}/given-up", "wb", block_size=8)
+            file.write(b"x" * size)
+            raise KeyError
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            file.close()
+            del file
+            gc.collect()
+        assert not fs.exists(f"{base}/given-up")
 
 
 def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
