@@ -196,7 +196,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """``name``, ``size`` in bytes, ``type`` (``file`` or ``directory``), and for files ``ETag``
-        and ``LastModified`` where known.
+        and ``LastModified`` (a ``datetime``, as in s3fs) where known.
         """
         path = self._strip_protocol(path)
         bucket, key = self._split(path)
@@ -242,8 +242,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
 
     def modified(self, path: str) -> datetime:
         """When the object was last changed at its origin."""
-        text = self.client.head(self._strip_protocol(path)).last_modified
-        return parsedate_to_datetime(text) if text else datetime.fromtimestamp(0, UTC)
+        when = _time(self.client.head(self._strip_protocol(path)).last_modified)
+        return datetime.fromtimestamp(0, UTC) if when is None else when
 
     def ukey(self, path: str) -> str:
         """The object's version: changes when its bytes do."""
@@ -521,12 +521,20 @@ def _is_marker(info: ObjectInfo) -> bool:
     return info.key.endswith("/") and info.size == 0
 
 
+def _time(text: str | None) -> datetime | None:
+    try:
+        return parsedate_to_datetime(text) if text else None
+    except ValueError:
+        return None
+
+
 def _file(info: ObjectInfo) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": info.name, "size": info.size, "type": "file"}
     if info.etag:
         entry["ETag"] = info.etag
-    if info.last_modified:
-        entry["LastModified"] = info.last_modified
+    # Not as the text that HTTP has, whose order is that of the days of the week.
+    if (when := _time(info.last_modified)) is not None:
+        entry["LastModified"] = when
     return entry
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import pickle
 import warnings
@@ -268,6 +269,13 @@ def test_a_transaction_ends_before_its_files_are_closed(fs, scratch):
             del file
             gc.collect()
         assert not fs.exists(f"{base}/given-up")
+
+
+def test_the_time_of_a_file_is_no_text(fs):
+    """The latest text is that of a Wednesday."""
+    about = fs.info("train/one")
+    assert about["LastModified"] == fs.modified("train/one")
+    assert about["LastModified"].utcoffset() == datetime.timedelta(0)
 
 
 def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
