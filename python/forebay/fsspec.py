@@ -69,6 +69,8 @@ OF_FSSPEC = frozenset(
         "use_listings_cache",
     }
 )
+#: What Hugging Face's datasets adds to the dict of options that it is given.
+OF_DATASETS = frozenset({"hf"})
 
 
 class _Kept(_Cached):
@@ -119,7 +121,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         **storage_options: Any,
     ) -> None:
         super().__init__(**storage_options)
-        if unknown := sorted(storage_options.keys() - OF_FSSPEC):
+        if unknown := sorted(storage_options.keys() - OF_FSSPEC - OF_DATASETS):
             raise TypeError(
                 f"the filesystem forebay:// has no option {unknown[0]!r} (url, node, client, token,"
                 " ca, timeout, origin, cache)"

@@ -453,5 +453,7 @@ def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
         cache_dir=str(tmp_path),
     )
     assert read["a"][:] == [*range(10)]
+    # It has written something of its own into the dict.
+    assert pd.read_parquet(f"{base}/t.parquet", storage_options=options).equals(frame)
     with pytest.raises(forebay.InvalidRequest, match="two names"):
         fsspec.filesystem("forebay", url=node.url, node=node.url)
