@@ -21,6 +21,7 @@ Installing the package registers the protocol.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,7 @@ from .errors import (
     Error,
     InvalidRequest,
     NotFound,
+    PermissionDenied,
     PreconditionFailed,
     RangeNotSatisfiable,
 )
@@ -179,22 +181,48 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """All objects under a path, from one listing."""
+        """All objects under a path, and with ``withdirs`` the directories too, from one listing."""
         path = self._strip_protocol(path)
-        if not path or maxdepth is not None or withdirs:
+        if not path or maxdepth is not None:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
-        _, key = self._split(path)
-        found = {}
+        bucket, key = self._split(path)
+        found: dict[str, dict[str, Any]] = {}
+        directories: set[str] = set()
         try:
-            found = {
-                info.name: _file(info)
-                for info in self.client.list(path)
-                if (not key or info.key == key or info.key.startswith(f"{key.rstrip('/')}/"))
-                and not _is_marker(info)
-            }
+            # With its slash: a key may be allowed no more, and what begins alike may be much more.
+            for info in self.client.list(f"{path}/" if key else bucket):
+                directories.update(itertools.takewhile(lambda d: d != path, _parents(info.name)))
+                directories.add(path)
+                if not _is_marker(info):
+                    found[info.name] = _file(info)
+            if not key:
+                directories.add(path)
         except NotFound:
             pass
-        return found if detail else sorted(found)
+        if key:
+            with contextlib.suppress(NotFound, InvalidRequest, PermissionDenied):
+                found[path] = _file(self.client.head((bucket, key)))
+        if withdirs:
+            # Names with empty parts are no directories of this filesystem.
+            for name in directories:
+                if not name.endswith("/"):
+                    found.setdefault(name, _directory(name))
+        return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+
+    def du(
+        self,
+        path: str,
+        total: bool = True,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        **kwargs: Any,
+    ) -> int | dict[str, int]:
+        """The bytes of what is under a path: of all objects together, or with ``total=False`` of
+        each.
+        """
+        found = self.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
+        sizes = {name: entry["size"] for name, entry in found.items()}
+        return sum(sizes.values()) if total else sizes
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """``name``, ``size`` in bytes, ``type`` (``file`` or ``directory``), and for files ``ETag``
@@ -207,15 +235,22 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
                 return _file(self.client.head((bucket, key)))
             except NotFound:
                 pass
+            except PermissionDenied:
+                # A key for what is in the directory may not be one for its name.
+                with contextlib.suppress(PermissionDenied):
+                    if self._has_any(f"{bucket}/{key}/"):
+                        return _directory(path)
+                raise
         # A directory is there as long as an object is under it; listing a bucket that does not
         # exist is NotFound.
-        if not path or any(
-            True for _ in self.client.list(f"{bucket}/{key}/" if key else bucket, page_size=1)
-        ):
+        if not path or self._has_any(f"{bucket}/{key}/" if key else bucket):
             return _directory(path)
         if not key and bucket in self.client.buckets():
             return _directory(path)
         raise FileNotFoundError(path)
+
+    def _has_any(self, prefix: str) -> bool:
+        return any(True for _ in self.client.list(prefix, page_size=1))
 
     def exists(self, path: str, **kwargs: Any) -> bool:
         """Whether something is there. Raises what keeps the node from saying so."""

@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from fsspec.spec import AbstractFileSystem
 from servers import Node
 
 
@@ -242,6 +243,35 @@ def test_a_file_that_is_given_up_before_anything_was_written(fs):
     file.discard()
     file.closed = True
     assert not fs.exists("scratch/given-up")
+
+
+def test_all_that_is_under_a_path_comes_from_one_listing(fs, origin_s3, scratch, monkeypatch):
+    """Also where the directories are asked for, as by a pattern with ** and by whoever copies."""
+    base = f"scratch/{scratch}"
+    for key in ("f", "d/a", "d/e/f/b", "d/hollow/", "d2/c"):
+        body = b"" if key.endswith("/") else b"12"
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{key}", Body=body)
+    for path in (base, f"{base}/d", f"{base}/d/e", f"{base}/d/hollow", f"{base}/f", f"{base}/no"):
+        for withdirs in (False, True):
+            walked = AbstractFileSystem.find(fs, path, withdirs=withdirs, detail=True)
+            found = fs.find(path, withdirs=withdirs, detail=True)
+            assert found.keys() == walked.keys()
+            assert [e["type"] for e in found.values()] == [e["type"] for e in walked.values()]
+    assert [fs.du(f"{base}{path}") for path in ("", "/d", "/f", "/no")] == [8, 4, 2, 0]
+    assert fs.du(f"{base}/d", maxdepth=1) == 2
+    assert fs.du(f"{base}/d2", total=False, withdirs=True) == {f"{base}/d2": 0, f"{base}/d2/c": 2}
+    listings = []
+    listed = type(fs.client).list
+
+    def listing(client, prefix, **options):
+        listings.append(prefix)
+        return listed(client, prefix, **options)
+
+    monkeypatch.setattr(type(fs.client), "list", listing)
+    assert fs.glob(f"{base}/d/**/b") == [f"{base}/d/e/f/b"] and len(listings) == 1
+    assert fs.du(f"{base}/d") == 4 and len(listings) == 2
+    # Not those that begin alike, of which there may be many.
+    assert set(listings) == {f"{base}/d/"}
 
 
 def test_a_transaction_ends_before_its_files_are_closed(fs, scratch):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import boto3
 import dataset
+import forebay
+import fsspec
 import hostile
 import pytest
 import requests
@@ -862,8 +864,6 @@ def test_the_unmodified_aistore_client_sends_its_token(locked, objects, monkeypa
 
 
 def test_the_python_client_sends_its_token(locked, objects):
-    import forebay
-
     client = forebay.Client(locked.url, token="token-of-reader")
     assert bytes(client.get("train/img/0001.bin")) == objects["img/0001.bin"]
     batch = client.batch(
@@ -887,6 +887,33 @@ def until(condition, seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def test_a_key_for_a_prefix_sees_it_as_a_directory(origin, tmp_path):
+    """The name of the directory, without the slash, is not the key's to read or to list."""
+    images = {"bucket": "train", "prefix": "img/", "actions": ["read", "list"]}
+    writes = {"bucket": "scratch", "prefix": "w/", "actions": ["write"]}
+    policies = {"both": [images, writes], "blind": [{**images, "actions": ["read"]}]}
+    node = locked_node(origin, tmp_path, keys_toml(policies))
+    try:
+        of = {
+            name: fsspec.filesystem("forebay", url=node.url, token=f"token-of-{name}")
+            for name in policies
+        }
+        fs = of["both"]
+        files = fs.find("train/img")
+        assert files and files == fs.glob("train/img/*")
+        assert fs.info("train/img")["type"] == "directory"
+        assert fs.isdir("train/img") and fs.isfile(files[0]) and not fs.isfile("train/img/none")
+        assert fs.du("train/img") == sum(fs.size(file) for file in files)
+        fs.get("train/img", str(tmp_path / "copy"), recursive=True)
+        assert len(list((tmp_path / "copy").iterdir())) == len(files)
+        fs.put(str(tmp_path / "copy" / files[0].rpartition("/")[2]), "scratch/w/x")
+        for kind, path in (("both", "train/one"), ("both", "train"), ("blind", "train/img")):
+            with pytest.raises(forebay.PermissionDenied):
+                of[kind].info(path)
+    finally:
+        node.stop()
 
 
 def test_policies_change_while_the_node_runs(origin, tmp_path):
