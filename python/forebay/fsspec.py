@@ -263,6 +263,22 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         except (FileNotFoundError, InvalidRequest):
             return None
 
+    def isdir(self, path: str) -> bool:
+        """Whether it is a directory. Raises what keeps the node from saying so; but what this key
+        may not see is none.
+        """
+        try:
+            return self._kind(path) == "directory"
+        except PermissionDenied:
+            return False
+
+    def isfile(self, path: str) -> bool:
+        """Whether it is an object; as for :meth:`isdir`."""
+        try:
+            return self._kind(path) == "file"
+        except PermissionDenied:
+            return False
+
     def walk(
         self,
         path: str,

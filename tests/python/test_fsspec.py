@@ -326,6 +326,8 @@ def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
         lambda: list(fs.walk("data")),
         lambda: fs.glob("data/**"),
         lambda: fs.find("data", maxdepth=2),
+        lambda: fs.isdir("data/d"),
+        lambda: fs.isfile("data/d/x"),
     ):
         with pytest.raises(forebay.ConnectionFailed):
             ask()
