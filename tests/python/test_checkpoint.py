@@ -2611,6 +2611,14 @@ def test_lightnings_last_checkpoint_is_found_by_its_path_and_a_warning_says_so(s
     assert found["state_dict"] == plugin.load_checkpoint(name)["state_dict"] == {"w": 2}
 
 
+def test_lightning_is_told_where_its_checkpoints_go_if_nobody_has_said_so(site, tmp_path):
+    """A trainer without a ModelCheckpoint of its own saves in the current directory."""
+    plugin = ckpt.CheckpointIO(site.client)
+    with pytest.raises(forebay.InvalidRequest) as caught:
+        plugin.save_checkpoint({"state_dict": {}}, tmp_path / "checkpoints" / "epoch=0.ckpt")
+    assert str(tmp_path) in str(caught.value) and "dirpath=" in caught.value.hint
+
+
 def test_lightning_removes_a_checkpoint_that_is_still_on_its_way(own):
     plugin = ckpt.CheckpointIO(own.client)
     names = [f"forebay://runs/top/{step}.ckpt" for step in range(3)]

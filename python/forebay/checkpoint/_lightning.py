@@ -11,7 +11,7 @@ import warnings
 from .._arguments import client_of
 from .._fetch import UNSURE
 from .._forebay import Client
-from ..errors import Conflict, NotFound
+from ..errors import Conflict, InvalidRequest, NotFound
 from . import _wire
 
 try:
@@ -94,6 +94,14 @@ class CheckpointIO(_CheckpointIO):
                 f" options for a checkpoint, and was given {storage_options!r}"
             )
         name = os.fspath(path)
+        try:
+            _wire.split(name)
+        except InvalidRequest as e:
+            # Where Lightning is not told otherwise, it names a file in the current directory.
+            raise InvalidRequest(
+                f"this plugin saves in buckets alone: {e.message}",
+                hint='give ModelCheckpoint(dirpath="forebay://bucket/run")',
+            ) from e
         self.handle = save(
             checkpoint,
             name,
