@@ -155,7 +155,8 @@ def test_meta_comes_back_as_it_was(site):
     meta = {"numbers": numbers, "text": "é\n", "nothing": None, "yes": True}
     saved = ckpt.save({}, "s3://runs/meta/a", client=site.client, meta=meta, wait="durable")
     wanted = {"format": "torch", **meta}
-    assert saved.status()["meta"] == wanted
+    status = saved.status()
+    assert status["meta"] == wanted and status["error"] is None
     assert json.loads(site.get("meta/a/manifest.json"))["meta"] == wanted
     with _wire.Reading(site.client, "s3://runs/meta/a", durable=True) as reading:
         assert reading.meta == wanted

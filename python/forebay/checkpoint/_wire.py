@@ -210,7 +210,8 @@ class Checkpoint:
     def status(self) -> dict[str, typing.Any]:
         """How it stands, in one request: ``state`` (``"staging"``, ``"staged"``, ``"flushing"``,
         ``"failed"`` and tried again, ``"durable"``), ``bytes``, ``bytes_at_origin``, ``seconds``
-        since the commit, ``error`` and ``failures`` of the flush, ``late``.
+        since the commit, ``error`` (None if there is none) and ``failures`` of the flush, ``late``,
+        ``meta``.
 
         ``"durable"`` means that it came to the origin whole. As long as a copy is on the node's
         disk, the origin is not asked whether another checkpoint has replaced it since, or another
@@ -221,7 +222,8 @@ class Checkpoint:
                 its copy on the node's disk is gone.
         """
         found: dict[str, typing.Any] = ask(self.client, "GET", path_of(*self._place, id=self.id))
-        return found
+        # The node leaves out what there is not.
+        return {"error": None, "meta": None, **found}
 
     @property
     def staged(self) -> bool:
