@@ -329,10 +329,22 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         self, path: str | list[str], recursive: bool = False, on_error: str = "raise", **kwargs: Any
     ) -> Any:
         """The bytes of one object, or of several as ``{path: bytes}``: several are one GetBatch."""
-        paths = self.expand_path(path, recursive=recursive, **kwargs)
-        if len(paths) < 2 or kwargs:
-            return super().cat(path, recursive=recursive, on_error=on_error, **kwargs)
-        found = self._batch(paths, on_error, lambda i: self.cat_file(paths[i]))
+        if recursive:
+            # Not by expand_path, which has the directories too: they have no bytes.
+            paths = sorted({name for each in self.expand_path(path) for name in self.find(each)})
+            if not paths:
+                raise FileNotFoundError(path)
+            if paths == [self._strip_protocol(path)]:
+                return self.cat_file(paths[0], **kwargs)
+        else:
+            paths = self.expand_path(path, **kwargs)
+            if len(paths) < 2 or kwargs:
+                return super().cat(path, on_error=on_error, **kwargs)
+        if kwargs:
+            starts, ends = kwargs.get("start"), kwargs.get("end")
+            found = self.cat_ranges(paths, starts, ends, on_error=on_error)
+        else:
+            found = self._batch(paths, on_error, lambda i: self.cat_file(paths[i]))
         return {
             name: value
             for name, value in zip(paths, found, strict=True)

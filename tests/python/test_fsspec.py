@@ -259,6 +259,13 @@ def test_all_that_is_under_a_path_comes_from_one_listing(fs, origin_s3, scratch,
             assert [e["type"] for e in found.values()] == [e["type"] for e in walked.values()]
     assert [fs.du(f"{base}{path}") for path in ("", "/d", "/f", "/no")] == [8, 4, 2, 0]
     assert fs.du(f"{base}/d", maxdepth=1) == 2
+    under = {f"{base}/d/a": b"12", f"{base}/d/e/f/b": b"12"}
+    assert fs.cat(f"{base}/d", recursive=True) == under
+    assert fs.cat(f"{base}/d", recursive=True, end=1) == dict.fromkeys(under, b"1")
+    assert fs.cat(f"{base}/d2", recursive=True) == {f"{base}/d2/c": b"12"}
+    assert fs.cat(f"{base}/f", recursive=True) == b"12"
+    with pytest.raises(FileNotFoundError):
+        fs.cat(f"{base}/no", recursive=True)
     assert fs.du(f"{base}/d2", total=False, withdirs=True) == {f"{base}/d2": 0, f"{base}/d2/c": 2}
     listings = []
     listed = type(fs.client).list
