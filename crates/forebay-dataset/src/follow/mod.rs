@@ -27,7 +27,7 @@ pub use layout::Layout;
 pub use table::Table;
 
 use crate::blocking::blocking;
-use crate::{Access, Caller, Dataset, Datasets, Rows, Views};
+use crate::{Access, Caller, Dataset, Datasets, Rows, Views, rows::Orders};
 use forebay_core::{Error, ErrorKind, Result, limits, request, sync::Mutex};
 use forebay_engine::Engine;
 use forebay_plan::{Batching, Plan, Share};
@@ -195,6 +195,8 @@ impl Plans {
         let engine = datasets.engine().clone();
         let table = Arc::new(Table::default());
         engine.set_advisor(Some(table.clone()));
+        let orders: Arc<dyn Orders> = table.clone();
+        rows.ask_orders(Arc::downgrade(&orders));
         let inner = Inner {
             engine,
             datasets: datasets.clone(),
@@ -494,7 +496,9 @@ impl Plans {
         if !state.held.get(&id).is_some_and(may) || !state.end(id, &self.inner.table) {
             return Err(unknown(&text(id)));
         }
+        drop(state);
         self.inner.stats.released.fetch_add(1, Relaxed);
+        self.inner.plan_may_have_ended();
         Ok(())
     }
 
@@ -582,6 +586,13 @@ impl Plans {
 }
 
 impl Inner {
+    /// What is kept in memory for an order goes with it.
+    fn plan_may_have_ended(&self) {
+        if self.table.has_lost() {
+            self.rows.forget_soon();
+        }
+    }
+
     /// The most that may be fetched ahead of one plan.
     fn ahead_most(&self) -> u64 {
         let capacity: u64 = self
@@ -656,8 +667,13 @@ async fn sweep(plans: Weak<Inner>) {
             inner.stats.expired.fetch_add(1, Relaxed);
             tracing::info!("the lease on a plan expired");
         }
-        if state.held.is_empty() {
+        let is_last = state.held.is_empty();
+        if is_last {
             state.sweeping = false;
+        }
+        drop(state);
+        inner.plan_may_have_ended();
+        if is_last {
             return;
         }
     }

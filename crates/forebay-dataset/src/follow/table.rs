@@ -11,7 +11,10 @@ use super::{
     layout::{Holds, Layout},
     readers::{Reader, Readers, whole},
 };
-use crate::{Views, rows::KeptDecoded};
+use crate::{
+    Dataset, Views,
+    rows::{KeptDecoded, Next, Orders},
+};
 use forebay_core::{limits, sync::RwLock};
 use forebay_plan::{Plan, RowRef, Runs, Shuffle};
 use forebay_store::{Advisor, Cached, NextUse, Store};
@@ -37,6 +40,8 @@ const FILE_BLOCKS_LOOKED_AT: usize = 16;
 const FILE_BLOCKS_SEARCHED: usize = 4096;
 /// Epochs that are searched for the next use by a part of the ranks.
 const EPOCHS_LOOKED_AT: u64 = 4;
+/// What the place of a row of a composed dataset takes to find, in places of others.
+const PLACES_OF_COMPOSED: u64 = 16;
 /// The column of whole objects that is their bytes.
 pub(super) const OBJECT_COLUMN: &str = "data";
 
@@ -377,6 +382,68 @@ impl Followed {
         }
     }
 
+    /// Of rows of a dataset's block, how many rows its readers read before each, at most, and at which
+    /// place it is: `nearest` has both for each. Only for row-wise orders, and who reads just these columns.
+    fn soon(&self, dataset: &Dataset, block: u64, columns: u64, nearest: &mut [(u64, u64)]) {
+        let rows = dataset.shape().block_range(block);
+        for (base, reader) in self.row_wise(dataset, columns) {
+            let (own, all) = reader.part();
+            let (now, _) = self.split(reader.at);
+            for (row, nearest) in rows.clone().zip(nearest.iter_mut()) {
+                let source = self.views.source_of(base);
+                let next = match self.views.runs_of(base, row..row + 1) {
+                    None => self.rows_next(&reader, source, std::iter::once(row)),
+                    // Where the first of so many rows is, nobody has looked.
+                    Some(runs) if runs.is_cut => None,
+                    Some(runs) => self.runs_next(&reader, source, runs),
+                };
+                let is_known = |epoch: u64| {
+                    epoch < reader.until_epoch
+                        && !(reader.is_part() && epoch >= now + EPOCHS_LOOKED_AT)
+                };
+                let Some((epoch, at)) = next.filter(|(epoch, _)| is_known(*epoch)) else {
+                    continue;
+                };
+                let place = epoch * self.plan.rows_per_epoch() + at;
+                let before = u128::from(place.saturating_sub(reader.at)) * u128::from(own);
+                let before = (before / u128::from(all)) as u64;
+                *nearest = (*nearest).min((before, place));
+            }
+        }
+    }
+
+    /// Who reads a dataset row by row, with these columns, and as which base.
+    fn row_wise(&self, dataset: &Dataset, columns: u64) -> Vec<(u32, Reader)> {
+        let mut found = Vec::new();
+        if !self.is_row_wise() {
+            return found;
+        }
+        let readers = self.readers();
+        for &base in self.bases_of(dataset.id()) {
+            let reads = |reader: &&Reader| {
+                let decoded = Self::decoded_for(reader, base, &self.layouts[base as usize]);
+                decoded.is_some_and(|decoded| decoded.is(columns))
+            };
+            let reads = readers.list.iter().filter(reads);
+            found.extend(reads.map(|reader| (base, reader.clone())));
+        }
+        found
+    }
+
+    fn is_row_wise(&self) -> bool {
+        self.plan.spec().shuffle == Shuffle::Full
+    }
+
+    /// See [`Orders::places`].
+    fn places(&self, dataset: &Dataset, columns: u64) -> u64 {
+        let each =
+            |(base, _): &(u32, Reader)| match self.views.is_whole(self.views.source_of(*base)) {
+                true => 1,
+                false => PLACES_OF_COMPOSED,
+            };
+        self.row_wise(dataset, columns).iter().map(each).sum()
+    }
+
     fn said(&self, reader: &Reader, next: Option<(u64, u64)>) -> NextUse {
         let (epoch, position) = self.split(reader.at);
         let Some((then, at)) = next.filter(|(then, _)| *then < reader.until_epoch) else {
@@ -451,6 +518,8 @@ fn nearer(a: NextUse, b: NextUse) -> NextUse {
 pub struct Table {
     plans: RwLock<Arc<Vec<Arc<Followed>>>>,
     any: AtomicBool,
+    /// A plan went, and nobody has asked since.
+    lost: AtomicBool,
     generation: AtomicU64,
 }
 
@@ -461,6 +530,11 @@ impl Table {
 
     pub(crate) fn any(&self) -> bool {
         self.any.load(Relaxed)
+    }
+
+    /// Whether plans have gone since this was asked the last time, and no row-wise one is left.
+    pub(super) fn has_lost(&self) -> bool {
+        self.lost.swap(false, Relaxed) && !self.all().iter().any(|f| f.is_row_wise())
     }
 
     pub(crate) fn layout(&self, dataset: &str) -> Option<Arc<Layout>> {
@@ -477,6 +551,7 @@ impl Table {
 
     pub(crate) fn remove(&self, identity: &str) {
         self.change(|plans| plans.retain(|f| f.plan.identity() != identity));
+        self.lost.store(true, Relaxed);
     }
 
     fn soonest(&self, entry: &Cached, by_all_ranks: bool) -> NextUse {
@@ -493,6 +568,26 @@ impl Table {
         self.any.store(!new.is_empty(), Relaxed);
         *plans = Arc::new(new);
         self.generation.fetch_add(1, Relaxed);
+    }
+}
+
+impl Orders for Table {
+    fn places(&self, dataset: &Dataset, columns: u64) -> u64 {
+        let all = self.all();
+        all.iter().map(|f| f.places(dataset, columns)).sum()
+    }
+
+    fn soon(&self, dataset: &Dataset, block: u64, columns: u64, within: u64) -> Vec<Next> {
+        let rows = dataset.shape().block_range(block);
+        let mut nearest = vec![(u64::MAX, 0); (rows.end - rows.start) as usize];
+        for followed in self.all().iter() {
+            followed.soon(dataset, block, columns, &mut nearest);
+        }
+        let mut rows: Vec<((u64, u64), u32)> = nearest.into_iter().zip(0..).collect();
+        rows.retain(|((before, _), _)| *before < within);
+        rows.sort_unstable();
+        let rows = rows.into_iter();
+        rows.map(|((_, place), row)| Next { row, place }).collect()
     }
 }
 

@@ -25,8 +25,9 @@ use super::{
     laid::FromLaid,
     of_block,
     pieces::Pieces,
+    soon::Wanted,
     stats::add,
-    together::{Decoded, Outcome, outcome},
+    together::{Closed, Decoded, Outcome, outcome},
 };
 use crate::Dataset;
 use arrow_array::RecordBatch;
@@ -55,6 +56,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// Ranges of one block that are fetched at the same time.
 const RANGES_AT_ONCE: usize = 16;
 
+/// So many blocks are in flight, however large they are.
+const LARGE_BLOCKS_IN_FLIGHT: u64 = 8;
 /// How much of a part of a block may be decoded without memory of its own.
 const PART_FREE_BYTES: u64 = 64 << 10;
 /// Who holds memory and needs more waits so long before it gives up what it holds.
@@ -382,6 +385,12 @@ impl Rows {
         }
         let inner = &self.inner;
         let key = self.block_key(dataset, part.file, part.block, keys);
+        if !keys.whole
+            && let Some(batch) = self.take_soon(&key, &part.rows, keys)
+        {
+            self.was_kept(dataset, part);
+            return Ok(PartRead::rows(batch));
+        }
         let range = dataset
             .index(part.file as usize)
             .map_or(0, |i| u64::from(i.blocks().block_rows(part.block as usize)));
@@ -391,7 +400,7 @@ impl Rows {
             false => self.begin_laying(dataset, part, keys, key),
         };
         let wanted = much
-            || inner.cache.is_worth(&key)
+            || (inner.cache.is_worth(&key) && !self.keeps_soon(dataset, keys))
             || inner.decoding_whole.contains(&key)
             || laying.is_some();
         if wanted && !keys.alone && inner.cache.may_be_whole(&key) {
@@ -416,7 +425,10 @@ impl Rows {
                 Err(e) => return Err(e),
             }
         }
-        let own = || self.decode_rows(dataset, part, keys, key, || (part.rows.clone(), true));
+        let own = || {
+            let close = |_: &[u32]| Closed::of(part.rows.clone());
+            self.decode_rows(dataset, part, keys, key, None, close, Vec::new)
+        };
         let outcome = match keys.alone {
             true => own().await,
             false => match self.part_together(dataset, part, keys, key).await? {
@@ -467,30 +479,37 @@ impl Rows {
                 };
                 request::spawn(async move {
                     let together = &rows.inner.together;
-                    together
-                        .run(
-                            &group,
-                            rows.decode_rows(&dataset, &part, &keys, key, || {
-                                together.close(&group)
-                            }),
-                        )
-                        .await;
+                    let decoded = async {
+                        let of = (part.file, part.block);
+                        let soon = rows.soon_of(&dataset, of, &keys, &key).await;
+                        let close = |more: &[u32]| together.close(&group, more);
+                        let joined = || together.joined(&group);
+                        let soon = Some(soon).filter(|soon| !soon.new.is_empty());
+                        rows.decode_rows(&dataset, &part, &keys, key, soon, close, joined)
+                            .await
+                    };
+                    together.run(&group, decoded).await;
                 });
             }
         }
         outcome(told).await
     }
 
-    /// Decodes rows of a part's block. `close` is asked which rows when it is the block's turn.
+    /// Decodes rows of a part's block, and `soon`, which are kept. `close` is asked which rows, those
+    /// included, when it is the block's turn, and `joined` which of those others wait for by now.
+    #[allow(clippy::too_many_arguments)]
     async fn decode_rows(
         &self,
         dataset: &Arc<Dataset>,
         part: &Part,
         keys: &Keys,
         key: BlockKey,
-        close: impl FnOnce() -> (Vec<u32>, bool),
+        soon: Option<Wanted>,
+        close: impl FnOnce(&[u32]) -> Closed,
+        joined_since: impl Fn() -> Vec<u32>,
     ) -> Outcome {
         let (mut close, mut closed) = (Some(close), None);
+        let more: &[u32] = soon.as_ref().map_or(&[], |soon| &soon.new);
         // Others may wait for this, too.
         let keys = &Keys {
             crowded: Arc::default(),
@@ -499,8 +518,11 @@ impl Rows {
         let decoded = async {
             let file = self.open_file(dataset, part.file, keys.options).await?;
             let rows = || {
-                let (rows, _) =
-                    closed.insert(close.take().map_or((Vec::new(), true), |close| close()));
+                let Closed { rows, .. } = closed.insert(
+                    close
+                        .take()
+                        .map_or_else(|| Closed::of(Vec::new()), |close| close(more)),
+                );
                 let all = rows.len() as u64
                     == u64::from(file.reader.index().blocks().block_rows(part.block as usize));
                 if all {
@@ -509,7 +531,10 @@ impl Rows {
                     BlockRows::sorted(rows.as_slice())
                 }
             };
-            let room = Room::part(keys);
+            let mut room = Room::part(keys);
+            if !more.is_empty() {
+                room.places = self.places_of(bytes_of(&file, part.block));
+            }
             let (pieces, memory, ns) = self.decode(&file, part.block, rows, keys, room).await?;
             add(&self.inner.stats.blocks_read_in_part, 1);
             self.inner.cache.spent(key, bytes_of(&file, part.block), ns);
@@ -518,19 +543,57 @@ impl Rows {
         };
         let decoded: Result<(Pieces, Grown)> = decoded.await;
         // A failure before the block's turn has to close the group as well.
-        let (rows, alone) = closed
-            .or_else(|| close.take().map(|close| close()))
-            .unwrap_or_default();
+        let Closed {
+            mut asked,
+            rows,
+            alone,
+        } = closed
+            .or_else(|| close.take().map(|close| close(&[])))
+            .unwrap_or_else(|| Closed::of(Vec::new()));
+        let (had_more, rows) = (rows.len() > asked.len(), Arc::new(rows));
+        match (&decoded, soon) {
+            (Ok((pieces, _)), Some(soon)) => {
+                let (of, pieces, rows) = (self.clone(), pieces.clone(), rows.clone());
+                asked.extend(joined_since());
+                asked.sort_unstable();
+                let count = asked.len();
+                let keep = move || of.keep_soon(key, (&pieces, &rows), &soon, &asked);
+                let keep = tokio::task::spawn_blocking(request::carried(keep));
+                let kept = joined(keep.await).unwrap_or_else(|e| {
+                    tracing::warn!(error = %e, "rows that are read soon could not be kept");
+                    0
+                });
+                self.inner.soon.were_given(&key, &joined_since());
+                let stats = &self.inner.stats;
+                let is_for_more = kept >= count;
+                add(
+                    if is_for_more {
+                        &stats.soon_blocks
+                    } else {
+                        &stats.asked_blocks
+                    },
+                    1,
+                );
+            }
+            (Ok(_), None) => add(&self.inner.stats.asked_blocks, 1),
+            (Err(e), Some(_))
+                if had_more && matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::TooLarge) =>
+            {
+                self.inner.soon.failed(key);
+            }
+            (Err(_), _) => {}
+        }
         Outcome {
             result: decoded.map(|(pieces, memory)| {
                 Arc::new(Decoded {
                     pieces,
-                    rows,
+                    rows: rows.to_vec(),
                     memory,
                 })
             }),
             alone,
-            crowded: keys.crowded.load(Relaxed),
+            // If there is no memory for more, there may be some for what was asked for.
+            crowded: keys.crowded.load(Relaxed) && !had_more,
         }
     }
 
@@ -649,7 +712,14 @@ impl Rows {
             }
             let free = most.saturating_sub(budget.used_bytes());
             self.inner.cache.give_way_now(bytes, free);
-            budget.try_hold(bytes).ok()
+            budget.try_hold(bytes).ok().or_else(|| {
+                let missing = bytes.saturating_sub(most.saturating_sub(budget.used_bytes()));
+                if self.inner.soon.bytes() < missing {
+                    return None;
+                }
+                self.inner.soon.give_way(missing);
+                budget.try_hold(bytes).ok()
+            })
         })
     }
 
@@ -671,6 +741,15 @@ impl Rows {
         ])
     }
 
+    /// How many places of those in flight a block of so many bytes takes that is decoded for rows to come:
+    /// what all of them fetch may take an eighth of what may be held.
+    fn places_of(&self, bytes: u64) -> u32 {
+        let places = self.inner.config.blocks_in_flight.max(1) as u64;
+        let of_each = self.inner.engine.budget().holdable_bytes() / 8 / places;
+        let most = (places / LARGE_BLOCKS_IN_FLIGHT).max(1);
+        bytes.div_ceil(of_each.max(1)).clamp(1, most) as u32
+    }
+
     /// Rows of one block, memory for them, and the nanoseconds that decoding them took. `rows` is
     /// asked which ones when it is the block's turn.
     async fn decode(
@@ -686,7 +765,13 @@ impl Rows {
         // Blocks of others wait for memory in there.
         let _in_flight = match keys.alone || keys.laying {
             true => None,
-            false => Some(inner.blocks.acquire().await.map_err(closed)?),
+            false => Some(
+                inner
+                    .blocks
+                    .acquire_many(room.places)
+                    .await
+                    .map_err(closed)?,
+            ),
         };
         let mut fetched = Fetched::default();
         let mut spent_ns = 0;
@@ -783,6 +868,8 @@ struct Room {
     patient: bool,
     own_bytes: u64,
     crowded: Arc<AtomicBool>,
+    /// Of those in flight.
+    places: u32,
     /// Of a block of which no more was fetched, nothing was decoded yet.
     directory: u64,
     /// About what will be decoded; taken with the first bytes that are fetched.
@@ -800,6 +887,7 @@ impl Room {
             patient: keys.patient,
             own_bytes: keys.own_bytes,
             crowded: keys.crowded.clone(),
+            places: 1,
             directory: DIRECTORY_BYTES,
             expected: 0,
             grown: false,
@@ -814,6 +902,7 @@ impl Room {
             patient: false,
             own_bytes: 0,
             crowded: Arc::default(),
+            places: 1,
             directory: DIRECTORY_BYTES,
             expected: 0,
             grown: false,
@@ -837,6 +926,8 @@ impl Room {
         self.directory = self.directory.max(all / DIRECTORY_SHARE);
         let coded = wanted.share_of(all, of_block);
         let decoded = rows.inner.cache.expected_decoded(keys.wanted, coded);
+        let each = rows.inner.soon.row_bytes(keys.wanted).unwrap_or_default();
+        let decoded = decoded.max(each * wanted.share_of(u64::from(of_block), of_block));
         self.expected = decoded.saturating_sub(self.free);
     }
 
@@ -862,7 +953,11 @@ impl Room {
     async fn wait(&self, rows: &Rows, bytes: u64, holds: bool) -> Result<Reservation> {
         let budget = rows.inner.engine.budget();
         let most = match (self.patient, holds) {
-            (true, _) => return budget.hold(bytes).await,
+            (true, _) => {
+                // Others may have kept rows since the request was made alone.
+                rows.forget_soon();
+                return budget.hold(bytes).await;
+            }
             (false, true) => CROWDED_WAIT,
             (false, false) => BLOCK_WAIT,
         };
@@ -1282,6 +1377,7 @@ mod tests {
                 patient: false,
                 own_bytes: 0,
                 crowded: Arc::default(),
+                places: 1,
                 directory: 0,
                 expected,
                 grown: false,

@@ -23,8 +23,8 @@
 //!   from; if a file has changed or is gone, that is an error that says so, never other bytes;
 //! - an answer that was started does not wait for memory that another answer holds: of the holdable
 //!   memory, answers take at most three eighths, what they are put together from for that moment a
-//!   sixteenth, and decoded blocks, which running answers may pin, seven sixteenths, so that fetching,
-//!   which needs the rest, goes on;
+//!   sixteenth, and decoded blocks, which running answers may pin, seven sixteenths (rows that are read
+//!   soon included), so that fetching, which needs the rest, goes on;
 //! - decoded data is in the memory budget: the answer until it is sent, a block until its last user
 //!   is done.
 
@@ -43,6 +43,7 @@ mod mixed;
 mod objects;
 mod pieces;
 mod places;
+mod soon;
 mod stats;
 mod together;
 
@@ -51,6 +52,7 @@ pub use costs::taken;
 pub(crate) use facts::FileFacts;
 pub use hold::Hold;
 pub(crate) use laid::KeptDecoded;
+pub(crate) use soon::{Next, Orders};
 pub use stats::{Moment, RowsSnapshot, RowsStats, Shares};
 
 use crate::{Dataset, FileRef};
@@ -69,6 +71,7 @@ use forebay_format::tabular::{Format, Projection};
 use forebay_protocol::job::OfDataset;
 use futures::future::BoxFuture;
 use laid::Laid;
+use soon::Soon;
 use stats::add;
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -140,6 +143,7 @@ struct Inner {
     decoding_whole: Flights<BlockKey, Arc<Block>>,
     together: Together,
     laid: Laid,
+    soon: Soon,
     costs: Costs,
     /// Held by the request that is made again alone.
     alone: AsyncMutex<()>,
@@ -170,6 +174,8 @@ struct HeldShares {
     blocks_bytes: u64,
     /// The part of the blocks' share for those that are kept for later.
     kept_blocks_bytes: u64,
+    /// The part of it for rows that are read soon.
+    soon_bytes: u64,
 }
 
 /// An answer that is larger than expected waits at least so long for memory beside what it holds.
@@ -200,6 +206,7 @@ impl HeldShares {
             copies_bytes: holdable_bytes / 16,
             blocks_bytes: holdable_bytes / 16 * 7,
             kept_blocks_bytes: holdable_bytes / 4,
+            soon_bytes: holdable_bytes / 16 * 5,
         }
     }
 }
@@ -221,6 +228,7 @@ impl Rows {
             decoding_whole: Flights::default(),
             together: Together::default(),
             laid: Laid::new(&engine, config.keep_decoded, config.decode_threads),
+            soon: Soon::new(shares.soon_bytes),
             stats: RowsStats::default(),
             costs: Costs::default(),
             alone: AsyncMutex::default(),
@@ -243,6 +251,7 @@ impl Rows {
         RowsSnapshot {
             cached_blocks: inner.cache.len() as u64,
             cached_bytes: inner.cache.bytes(),
+            soon_bytes: inner.soon.bytes(),
             ..inner.stats.snapshot()
         }
     }
@@ -340,6 +349,8 @@ impl Rows {
             },
         };
         tracing::debug!(error = %e, "a request for rows is made again alone");
+        // What lies in memory for later is in its way.
+        self.forget_soon();
         if memory.held.len() < 2 {
             memory.held.clear();
             let bytes = self.expected_bytes(dataset, rows, columns).await?;

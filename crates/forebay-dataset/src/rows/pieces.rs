@@ -47,6 +47,11 @@ impl Pieces {
         &self.batches
     }
 
+    /// Fields of a row, nested ones included.
+    pub fn fields(&self) -> usize {
+        self.batches[0].schema_ref().flattened_fields().len()
+    }
+
     pub fn rows(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }

@@ -31,6 +31,15 @@ counters! {
         rows_laid,
         /// Such blocks that had been lost, wholly or in part, when their rows were wanted.
         laid_lost,
+        /// Decodings of a block after which at least as many rows were kept in memory, because an order reads
+        /// them soon, as were asked for.
+        soon_blocks,
+        /// The other decodings of some rows of a block.
+        asked_blocks,
+        /// Rows that were kept so.
+        soon_kept,
+        /// Rows that were read from there.
+        soon_read,
         /// Ranges of blocks that came from an origin.
         ranges_fetched,
         /// Time until an answer was ready, over all requests.
@@ -47,6 +56,8 @@ counters! {
         cached_blocks,
         /// Their memory.
         cached_bytes,
+        /// Memory of rows that are read soon.
+        soon_bytes,
     }
 }
 

@@ -53,50 +53,81 @@ pub(super) struct Outcome {
 
 type Told = watch::Receiver<Option<Outcome>>;
 
-/// Groups that wait for their turn.
+/// Groups, until they have ended.
 #[derive(Default)]
 pub(super) struct Together {
-    waiting: Arc<Mutex<HashMap<BlockKey, Waiting>>>,
+    all: Arc<Mutex<Groups>>,
 }
+
+#[derive(Default)]
+struct Groups {
+    /// Those that wait for their turn.
+    waiting: HashMap<BlockKey, Waiting>,
+    /// Those of which more rows are decoded than were asked for, ascending: who wants just such rows
+    /// need not wait for another turn.
+    running: HashMap<BlockKey, Running>,
+}
+
+struct Running {
+    rows: Vec<u32>,
+    /// Those that who joined meanwhile waits for.
+    joined: Vec<u32>,
+    tell: Tell,
+}
+
+type Tell = Arc<watch::Sender<Option<Outcome>>>;
 
 struct Waiting {
     rows: Vec<u32>,
     requests: usize,
-    tell: Arc<watch::Sender<Option<Outcome>>>,
+    tell: Tell,
+}
+
+/// The rows of a group whose turn it is, each once and ascending.
+pub(super) struct Closed {
+    /// Those that were asked for.
+    pub asked: Vec<u32>,
+    /// All that are to be decoded.
+    pub rows: Vec<u32>,
+    /// They belong to one request.
+    pub alone: bool,
 }
 
 /// Held by the task of a group. When it is dropped, the group can no longer be joined, whatever
 /// happened to the task.
 pub(super) struct Group {
     key: BlockKey,
-    tell: Arc<watch::Sender<Option<Outcome>>>,
-    of: Arc<Mutex<HashMap<BlockKey, Waiting>>>,
+    tell: Tell,
+    all: Arc<Mutex<Groups>>,
 }
 
 impl Group {
-    fn take(&self) -> Option<Waiting> {
-        let mut waiting = self.of.lock();
-        let found = waiting
-            .get(&self.key)
-            .is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell));
-        if found {
-            waiting.remove(&self.key)
-        } else {
-            None
+    fn take(&self, all: &mut Groups) -> Option<Waiting> {
+        let waiting = all.waiting.get(&self.key);
+        waiting.filter(|w| Arc::ptr_eq(&w.tell, &self.tell))?;
+        all.waiting.remove(&self.key)
+    }
+
+    fn running<'a>(&self, all: &'a mut Groups) -> Option<&'a mut Running> {
+        let running = all.running.get_mut(&self.key);
+        running.filter(|running| Arc::ptr_eq(&running.tell, &self.tell))
+    }
+
+    /// From now on, nobody joins it.
+    fn end(&self, all: &mut Groups) {
+        self.take(all);
+        if self.running(all).is_some() {
+            all.running.remove(&self.key);
         }
     }
 
     /// Whether nobody waits for the group, which then can no longer be joined. Joining takes the
     /// same lock.
     fn give_up(&self) -> bool {
-        let mut waiting = self.of.lock();
+        let mut all = self.all.lock();
         let left = self.tell.receiver_count() == 0;
-        if left
-            && waiting
-                .get(&self.key)
-                .is_some_and(|w| Arc::ptr_eq(&w.tell, &self.tell))
-        {
-            waiting.remove(&self.key);
+        if left {
+            self.end(&mut all);
         }
         left
     }
@@ -104,7 +135,18 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.take();
+        self.end(&mut self.all.lock());
+    }
+}
+
+impl Closed {
+    /// What one request wants.
+    pub fn of(rows: Vec<u32>) -> Self {
+        Self {
+            asked: rows.clone(),
+            rows,
+            alone: true,
+        }
     }
 }
 
@@ -112,15 +154,23 @@ impl Together {
     /// A way to wait for rows of a block; and, for the first caller, the group that now has to be
     /// decoded.
     pub fn join(&self, key: BlockKey, rows: &[u32]) -> (Told, Option<Group>) {
-        let mut waiting = self.waiting.lock();
-        if let Some(group) = waiting.get_mut(&key) {
+        let mut all = self.all.lock();
+        if let Some(running) = all.running.get_mut(&key)
+            && rows
+                .iter()
+                .all(|row| running.rows.binary_search(row).is_ok())
+        {
+            running.joined.extend_from_slice(rows);
+            return (running.tell.subscribe(), None);
+        }
+        if let Some(group) = all.waiting.get_mut(&key) {
             group.rows.extend_from_slice(rows);
             group.requests += 1;
             return (group.tell.subscribe(), None);
         }
         let (tell, told) = watch::channel(None);
         let tell = Arc::new(tell);
-        waiting.insert(
+        all.waiting.insert(
             key,
             Waiting {
                 rows: rows.to_vec(),
@@ -133,7 +183,7 @@ impl Together {
             Some(Group {
                 key,
                 tell,
-                of: self.waiting.clone(),
+                all: self.all.clone(),
             }),
         )
     }
@@ -141,22 +191,51 @@ impl Together {
     /// How many groups wait.
     #[cfg(test)]
     pub fn waiting(&self) -> usize {
-        self.waiting.lock().len()
+        self.all.lock().waiting.len()
     }
 
-    /// Ends the time in which a group can be joined. Returns its rows, each once and ascending, and
-    /// whether they belong to one request.
-    pub fn close(&self, group: &Group) -> (Vec<u32>, bool) {
-        let closed = group.take();
+    /// Ends the time in which a group can be joined: from now on, only by who wants some of `more`,
+    /// which are decoded as well.
+    pub fn close(&self, group: &Group, more: &[u32]) -> Closed {
+        let mut all = self.all.lock();
         let Some(Waiting {
-            mut rows, requests, ..
-        }) = closed
+            rows: mut asked,
+            requests,
+            ..
+        }) = group.take(&mut all)
         else {
-            return (Vec::new(), true);
+            return Closed::of(Vec::new());
         };
+        asked.sort_unstable();
+        asked.dedup();
+        // Another group of the block may not have ended yet: those who joined that one are known there.
+        if more.is_empty() || all.running.contains_key(&group.key) {
+            return Closed {
+                alone: requests == 1,
+                ..Closed::of(asked)
+            };
+        }
+        let mut rows: Vec<u32> = asked.iter().chain(more).copied().collect();
         rows.sort_unstable();
         rows.dedup();
-        (rows, requests == 1)
+        let running = Running {
+            rows: rows.clone(),
+            joined: Vec::new(),
+            tell: group.tell.clone(),
+        };
+        all.running.insert(group.key, running);
+        Closed {
+            asked,
+            rows,
+            alone: false,
+        }
+    }
+
+    /// The rows that others wait for, who have come since the group was closed.
+    pub fn joined(&self, group: &Group) -> Vec<u32> {
+        let mut all = self.all.lock();
+        let running = group.running(&mut all);
+        running.map_or_else(Vec::new, |running| running.joined.clone())
     }
 
     /// Does the work of a group for as long as anybody waits for it.
@@ -221,7 +300,7 @@ mod tests {
         let group = group.unwrap();
         assert!(none.is_none() && other.is_some());
         let work = async {
-            let (rows, alone) = together.close(&group);
+            let Closed { rows, alone, .. } = together.close(&group, &[]);
             assert_eq!((&rows[..], alone), (&[0, 2, 7, 9][..], false));
             Outcome {
                 result: Ok(decoded(&rows)),
@@ -256,7 +335,7 @@ mod tests {
         let (told, group) = together.join(key(1), &[1]);
         drop(told);
         together.run(&group.unwrap(), std::future::pending()).await;
-        assert!(together.waiting.lock().is_empty());
+        assert_eq!(together.waiting(), 0);
 
         let (told, group) = together.join(key(1), &[1]);
         drop(told);
@@ -266,7 +345,7 @@ mod tests {
         together
             .run(&group, async {
                 Outcome {
-                    result: Ok(decoded(&together.close(&group).0)),
+                    result: Ok(decoded(&together.close(&group, &[]).rows)),
                     alone: false,
                     crowded: false,
                 }

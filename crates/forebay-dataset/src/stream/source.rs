@@ -34,7 +34,8 @@ pub(super) struct Held {
 /// What a node has done for rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
-    /// Blocks that were decoded, wholly or in part, each time that they were.
+    /// Blocks that were decoded, wholly or in part, each time that they were, unless rather for rows to
+    /// come.
     pub blocks: u64,
     /// Rows of answers.
     pub rows: u64,
@@ -337,7 +338,7 @@ impl Source for DatasetSource {
     fn work(&self) -> Work {
         let stats = self.rows.stats();
         Work {
-            blocks: stats.blocks_decoded + stats.blocks_read_in_part,
+            blocks: stats.blocks_decoded + stats.asked_blocks,
             rows: stats.rows,
         }
     }

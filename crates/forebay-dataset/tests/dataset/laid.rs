@@ -47,7 +47,7 @@ fn lengths(rng: &mut StdRng, rows: usize) -> (Vec<usize>, usize) {
     (lengths, all)
 }
 
-const KINDS: usize = 21;
+pub(crate) const KINDS: usize = 21;
 
 /// A random column. What those of others are made of, `of` says: the same in all files.
 fn column(rng: &mut StdRng, kind: usize, rows: usize, of: usize) -> ArrayRef {
@@ -165,7 +165,7 @@ fn column(rng: &mut StdRng, kind: usize, rows: usize, of: usize) -> ArrayRef {
 }
 
 /// Files with the same random columns: their pattern, and all rows.
-fn write(bench: &Bench, rng: &mut StdRng, what: &str, kinds: &[usize]) -> RecordBatch {
+pub(crate) fn write(bench: &Bench, rng: &mut StdRng, what: &str, kinds: &[usize]) -> RecordBatch {
     let of: usize = rng.random_range(0..121);
     let mut all = Vec::new();
     for file in 0..rng.random_range(1..=3) {
@@ -230,7 +230,7 @@ fn config() -> RowsConfig {
 }
 
 /// Decodes everything each time.
-fn reference(bench: &Bench) -> Rows {
+pub(crate) fn reference(bench: &Bench) -> Rows {
     let engine = engine_without_cache(bench, 256 << 20);
     Rows::new(engine, config())
 }

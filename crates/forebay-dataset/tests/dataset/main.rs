@@ -9,4 +9,5 @@ mod keys;
 mod laid;
 mod opening;
 mod rows;
+mod soon;
 mod support;

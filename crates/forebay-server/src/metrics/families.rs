@@ -1140,6 +1140,24 @@ or found decoded.",
     );
     page.one(
         Counter,
+        "forebay_rows_soon_blocks",
+        "Times that rows of a block were decoded, and as many others or more, which an order reads soon.",
+        s.soon_blocks,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_soon_kept",
+        "Rows that were kept in memory for that.",
+        s.soon_kept,
+    );
+    page.one(
+        Counter,
+        "forebay_rows_soon_read",
+        "Rows that were read from there.",
+        s.soon_read,
+    );
+    page.one(
+        Counter,
         "forebay_rows_ranges_fetched",
         "Ranges of blocks that came from an origin.",
         s.ranges_fetched,
@@ -1169,6 +1187,12 @@ blocks and of what opens their files, decoding blocks, putting rows in order.",
         "forebay_rows_cached_bytes",
         "What they take.",
         s.cached_bytes,
+    );
+    page.one(
+        Gauge,
+        "forebay_rows_soon_bytes",
+        "What rows take that are kept because an order reads them soon.",
+        s.soon_bytes,
     );
 }
 

@@ -40,6 +40,7 @@ use super::{
 use crate::Dataset;
 use arrow_array::RecordBatch;
 use arrow_data::ArrayData;
+use arrow_schema::SchemaRef;
 use codec::Decoder;
 use forebay_core::{
     Error, ObjectName, Reservation, Result, VersionId,
@@ -210,7 +211,7 @@ impl Laid {
 
 /// Under which number the store has rows of these columns. Not those of another release, which may
 /// decode otherwise.
-fn stored_columns(wanted: u64) -> u64 {
+pub(super) fn stored_columns(wanted: u64) -> u64 {
     let made_by = concat!("rows of forebay ", env!("CARGO_PKG_VERSION"));
     xxh3_64_with_seed(made_by.as_bytes(), wanted ^ u64::from(codec::FORM))
 }
@@ -288,6 +289,8 @@ struct Found {
 enum Of {
     Laid(Arc<Table>),
     Memory(Arc<Block>),
+    /// Kept by themselves (`soon.rs`): their lengths.
+    Soon(Vec<u32>),
 }
 
 /// Parts of a request, divided.
@@ -327,7 +330,8 @@ impl Rows {
         how: &How,
     ) -> Result<FromLaid> {
         let all: Vec<(usize, Wanted)> = parts.into_iter().enumerate().collect();
-        if !self.may_be_laid(dataset, keys) {
+        let any = self.inner.laid.room_bytes > 0 || self.inner.soon.any();
+        if !any || !self.may_be_encoded(dataset, keys) {
             return Ok(FromLaid::Some {
                 read: Vec::new(),
                 rest: all,
@@ -377,7 +381,12 @@ impl Rows {
         }
         let whole = rest.is_empty();
         // What is read may be wanted many times. (What it takes decoded is up to twice as much.)
-        let is_little = picks.len() <= READ_HERE_ROWS
+        let is_soon = |found: &Found| matches!(found.of, Of::Soon(_));
+        let is_laid = |found: &Found| matches!(found.of, Of::Laid(_));
+        // What was taken from memory would be lost if the disk had to be waited for.
+        let is_mixed = found.iter().any(is_soon) && found.iter().any(is_laid);
+        let is_little = !is_mixed
+            && picks.len() <= READ_HERE_ROWS
             && bytes as u64 <= COPIED_HERE_BYTES
             && decoded <= 2 * COPIED_HERE_BYTES;
         if whole
@@ -420,16 +429,19 @@ impl Rows {
 
     /// Whether rows of a dataset could be laid out at all.
     fn may_be_laid(&self, dataset: &Dataset, keys: &Keys) -> bool {
-        !keys.whole
-            && self.inner.laid.room_bytes > 0
-            && is_packed(dataset.format())
-            && codec::supports(&keys.schema)
+        self.inner.laid.room_bytes > 0 && self.may_be_encoded(dataset, keys)
+    }
+
+    /// Whether a row costs more than its bytes, and could be kept encoded by itself.
+    pub(super) fn may_be_encoded(&self, dataset: &Dataset, keys: &Keys) -> bool {
+        !keys.whole && is_packed(dataset.format()) && codec::supports(&keys.schema)
     }
 
     /// Finds the parts whose tables are in memory, or with `load` on the disk. Parts of blocks that
     /// are in memory as a whole stay in the rest, unless there is nothing else in it.
     fn divide(&self, divided: &mut Divided, dataset: &Dataset, keys: &Keys, load: bool) {
         let inner = &self.inner;
+        let is_laid = self.may_be_laid(dataset, keys);
         let (mut rest, mut in_memory) = (Vec::new(), Vec::new());
         divided.unloaded = false;
         // Parts of a file follow each other.
@@ -457,11 +469,16 @@ impl Rows {
                 in_memory.push(found(part, Of::Memory(block)));
                 continue;
             }
+            if let Some(lengths) = inner.soon.lengths(&key, &part.rows) {
+                divided.found.push(found(part, Of::Soon(lengths)));
+                continue;
+            }
             let known = inner.laid.tables.lock().get(&key).cloned();
-            let table = known.or_else(|| {
-                if !inner
-                    .engine
-                    .has_rows(name, key.version, table_piece(&key, 0))
+            let table = known.filter(|_| is_laid).or_else(|| {
+                if !is_laid
+                    || !inner
+                        .engine
+                        .has_rows(name, key.version, table_piece(&key, 0))
                 {
                     return None;
                 }
@@ -484,7 +501,7 @@ impl Rows {
         // once more.
         let fit = |found: &Found| match &found.of {
             Of::Memory(block) => block.bytes <= BLOCK_MAX_BYTES,
-            Of::Laid(_) => true,
+            Of::Laid(_) | Of::Soon(_) => true,
         };
         if rest.is_empty() && !divided.found.is_empty() && in_memory.iter().all(fit) {
             let (bytes, decoded) = needs(&in_memory, keys);
@@ -587,7 +604,7 @@ impl Rows {
             for found in all {
                 read.push(Some(spans.len()));
                 let before = raw.len();
-                let there = found.read(&self.inner.engine, Wait::MustNot, &mut raw, &mut spans);
+                let there = found.read(self, Wait::MustNot, &mut raw, &mut spans);
                 (there == Ok(true)).then_some(())?;
                 if !found.is_in_memory() {
                     laid_bytes += raw.len() - before;
@@ -632,7 +649,7 @@ impl Rows {
         let (mut spans, mut read) = (Vec::new(), Vec::with_capacity(all.len()));
         for found in all {
             let (first, before) = (spans.len(), raw.len());
-            let there = found.read(&self.inner.engine, Wait::May, &mut raw, &mut spans);
+            let there = found.read(self, Wait::May, &mut raw, &mut spans);
             if !found.is_in_memory() {
                 self.inner.engine.gave_rows((raw.len() - before) as u64);
             }
@@ -681,14 +698,32 @@ impl Rows {
         {
             return Read::All(batch);
         }
-        let each = all.iter().zip(read).map(|(found, first)| {
-            let spans = &spans[(*first)?..][..found.part.rows.len()];
-            let bytes = spans.iter().map(|span| span.len()).sum();
-            let mut decoder = Decoder::new(&keys.schema, bytes)?;
-            for span in spans {
+        let of = |(found, first): (&Found, &Option<usize>)| {
+            let first = (*first)?;
+            Some(&spans[first..first + found.part.rows.len()])
+        };
+        let parts: Vec<Option<&[Range<usize>]>> = all.iter().zip(read).map(of).collect();
+        let decoded = |parts: &[Option<&[Range<usize>]>]| {
+            let spans = || parts.iter().flatten().copied().flatten();
+            let mut decoder = Decoder::new(&keys.schema, spans().map(|span| span.len()).sum())?;
+            for span in spans() {
                 decoder.row(&raw[span.clone()])?;
             }
             decoder.finish().ok()
+        };
+        // A batch for each part, with memory of its own, would cost more than the few rows in it.
+        if let Some(batch) = decoded(&parts) {
+            let mut at = 0;
+            let slices = parts.iter().map(|part| {
+                let rows = (*part)?.len();
+                at += rows;
+                Some(batch.slice(at - rows, rows))
+            });
+            return Read::Each(slices.collect());
+        }
+        let each = parts.iter().map(|part| {
+            part.is_some().then_some(())?;
+            decoded(std::slice::from_ref(part))
         });
         Read::Each(each.collect())
     }
@@ -802,7 +837,7 @@ enum Read {
 
 impl Found {
     fn is_in_memory(&self) -> bool {
-        matches!(self.of, Of::Memory(_))
+        matches!(self.of, Of::Memory(_) | Of::Soon(_))
     }
 
     /// Appends the rows to `raw`, and where they are in it to `spans`. `false`, with both as before:
@@ -812,7 +847,7 @@ impl Found {
     /// Only under [`Wait::MustNot`]; both are as before.
     fn read(
         &self,
-        engine: &Engine,
+        of: &Rows,
         wait: Wait,
         raw: &mut Vec<u8>,
         spans: &mut Vec<Range<usize>>,
@@ -824,7 +859,19 @@ impl Found {
                 encode(&block.pieces, &self.part.rows, raw, spans);
                 return Ok(true);
             }
+            Of::Soon(_) => {
+                let Some(rows) = of.inner.soon.take(&self.key, &self.part.rows) else {
+                    return Ok(false);
+                };
+                add(&of.inner.stats.soon_read, rows.len() as u64);
+                for row in rows {
+                    spans.push(raw.len()..raw.len() + row.len());
+                    raw.extend_from_slice(&row);
+                }
+                return Ok(true);
+            }
         };
+        let engine = &of.inner.engine;
         let mut waits = None;
         let there = table.each_run(&self.part.rows, |rows, bytes| {
             let base = raw.len();
@@ -868,10 +915,19 @@ fn decode_in_order(
     decoder.finish().ok()
 }
 
+/// Encoded rows as a batch. `None`: they are not rows of these columns.
+pub(super) fn decode_rows(schema: &SchemaRef, rows: &[Box<[u8]>]) -> Option<RecordBatch> {
+    let mut decoder = Decoder::new(schema, rows.iter().map(|row| row.len()).sum())?;
+    for row in rows {
+        decoder.row(row)?;
+    }
+    decoder.finish().ok()
+}
+
 /// About what rows of so many bytes take encoded, rather more: each has a run of values for each
 /// field, nested ones included, and a run has a byte that says whether any value is null, bits that
 /// say which, and maybe a byte of bits that is not full.
-fn encoded_bytes(bytes: u64, rows: u64, fields: u64) -> u64 {
+pub(super) fn encoded_bytes(bytes: u64, rows: u64, fields: u64) -> u64 {
     let runs = rows.saturating_mul(fields);
     bytes
         .saturating_add(bytes / 4)
@@ -880,17 +936,27 @@ fn encoded_bytes(bytes: u64, rows: u64, fields: u64) -> u64 {
 
 /// Appends rows of a block that is in memory as they would be laid out, and where each is.
 fn encode(pieces: &Pieces, rows: &[u32], raw: &mut Vec<u8>, spans: &mut Vec<Range<usize>>) {
-    let mut columns: (usize, Vec<ArrayData>) = (usize::MAX, Vec::new());
+    let mut columns = (usize::MAX, Vec::new());
     for &row in rows {
-        let (piece, row) = pieces.place(row as usize);
-        if columns.0 != piece {
-            let of = pieces.batches()[piece].columns();
-            columns = (piece, of.iter().map(|c| c.to_data()).collect());
-        }
         let start = raw.len();
-        codec::encode_row(&columns.1, row, raw);
+        encode_at(pieces, row, &mut columns, raw);
         spans.push(start..raw.len());
     }
+}
+
+/// Appends a row as it would be laid out. `columns` has those of the piece that the row before was in.
+pub(super) fn encode_at(
+    pieces: &Pieces,
+    row: u32,
+    columns: &mut (usize, Vec<ArrayData>),
+    out: &mut Vec<u8>,
+) {
+    let (piece, row) = pieces.place(row as usize);
+    if columns.0 != piece {
+        let of = pieces.batches()[piece].columns();
+        *columns = (piece, of.iter().map(|c| c.to_data()).collect());
+    }
+    codec::encode_row(&columns.1, row, out);
 }
 
 /// Bytes that are read for these parts, and what they take decoded, each as often as it is wanted.
@@ -911,6 +977,12 @@ fn needs(all: &[Found], keys: &Keys) -> (usize, u64) {
                 for (row, times) in each() {
                     let range = table.range(row);
                     wanted = wanted.saturating_add((range.end - range.start) * u64::from(times));
+                }
+            }
+            Of::Soon(lengths) => {
+                for (length, (_, times)) in lengths.iter().zip(each()) {
+                    bytes += u64::from(*length);
+                    wanted = wanted.saturating_add(u64::from(*length) * u64::from(times));
                 }
             }
             Of::Memory(block) => {
