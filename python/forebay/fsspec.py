@@ -203,7 +203,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             with contextlib.suppress(NotFound, InvalidRequest, PermissionDenied):
                 found[path] = _file(self.client.head((bucket, key)))
         if withdirs:
-            # Names with empty parts are no directories of this filesystem.
+            # This filesystem does not show a directory whose name has an empty part (`a//b`).
             for name in directories:
                 if not name.endswith("/"):
                     found.setdefault(name, _directory(name))

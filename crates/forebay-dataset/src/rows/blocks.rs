@@ -592,7 +592,7 @@ impl Rows {
                 })
             }),
             alone,
-            // If there is no memory for more, there may be some for what was asked for.
+            // The group waited for memory for more rows than were asked for: fewer may fit at once.
             crowded: keys.crowded.load(Relaxed) && !had_more,
         }
     }

@@ -49,9 +49,9 @@ const ASKED_PLACES_MAX: u64 = 1 << 17;
 /// What a row takes beside its bytes, and a block beside its rows.
 const ROW_BESIDE_BYTES: u64 = 128;
 const BLOCK_BESIDE_BYTES: u64 = 256;
-/// What nobody has used for so long goes if there is no room.
+/// When memory is short, a block whose rows no request has taken for so long loses them.
 const UNUSED: Duration = Duration::from_secs(60);
-/// How often it is looked for that.
+/// How often such blocks are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Of twice the memory, how much is used: what is expected is not exact.
 const USED_PERCENT: u64 = 85;
