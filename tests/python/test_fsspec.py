@@ -156,12 +156,32 @@ def test_past_the_end_there_is_nothing(fs, objects, scratch):
         fs.cat_ranges(["train/one", "train/nope"], [7, 0], [9, 1], on_error="raise")
 
 
-def test_what_is_large_is_copied_in_pieces(fs, objects, scratch, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("forebay.fsspec.SPOOL_MAX_BYTES", 1 << 20)
-        patch.setattr(fs, "cat_file", None)
-        fs.copy("train/big/8MiB", f"scratch/{scratch}/copy")
+def test_copies_keep_what_is_noted_with_an_object(fs, origin_s3, objects, scratch, monkeypatch):
+    noted = {"ContentType": "text/csv", "CacheControl": "no-cache", "Metadata": {"run": "7"}}
+    source = f"scratch/{scratch}/from"
+    origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/from", Body=b"a,b", **noted)
+
+    def is_kept(bucket, key):
+        head = origin_s3.head_object(Bucket=bucket, Key=key)
+        return {name: head.get(name) for name in noted} == noted
+
+    fs.cp_file(source, f"scratch/{scratch}/one ü+?&#%2F.csv")
+    fs.copy(source, f"other/{scratch}")
+    fs.copy(f"scratch/{scratch}", f"scratch/{scratch}-tree", recursive=True)
+    fs.mv(f"scratch/{scratch}-tree/from", f"scratch/{scratch}-moved")
+    copied = [f"scratch/{scratch}/one ü+?&#%2F.csv", f"other/{scratch}", f"scratch/{scratch}-moved"]
+    copied.append(f"scratch/{scratch}-tree/one ü+?&#%2F.csv")
+    assert all(is_kept(*name.split("/", 1)) and fs.cat(name) == b"a,b" for name in copied)
+    assert not fs.exists(f"scratch/{scratch}-tree/from")
+    # Onto itself, and one for which the node is given more time.
+    fs.copy(source, source)
+    assert is_kept("scratch", f"{scratch}/from")
+    monkeypatch.setattr("forebay.fsspec.SPOOL_MAX_BYTES", 1 << 20)
+    fs.copy("train/big/8MiB", f"scratch/{scratch}/copy")
     assert fs.cat_file(f"scratch/{scratch}/copy") == objects["big/8MiB"]
+    with pytest.raises(FileNotFoundError):
+        fs.copy(f"scratch/{scratch}/no", f"scratch/{scratch}/none")
+    fs.rm(f"other/{scratch}")
 
 
 def test_get_and_put_files(fs, scratch, tmp_path):
