@@ -22,21 +22,30 @@ Installing the package registers the protocol.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import os
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from glob import has_magic
+from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.config import conf
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
-from fsspec.utils import tokenize
+from fsspec.utils import isfilelike, tokenize
 
-from ._forebay import Client, ObjectInfo
+from ._forebay import Buffer, Client, ObjectInfo
 from ._pools import Pool
 from .errors import (
     Changed,
+    Conflict,
     Error,
     InvalidRequest,
     NotFound,
@@ -54,10 +63,14 @@ def __dir__() -> list[str]:
 
 #: A file being written is held in memory up to this many bytes, then in a temporary file.
 SPOOL_MAX_BYTES = 64 << 20
+#: Larger objects are transferred in pieces of this many bytes.
+PIECE_BYTES = 8 << 20
+#: How many files are transferred at the same time, if neither `batch_size` nor fsspec's setting
+#: `gather_batch_size` says so; and at most.
+AT_ONCE = 32
+AT_ONCE_MAX = 128
 #: How slow a copy may be that the node makes of a large object: it says nothing until its end.
 COPY_BYTES_A_SECOND = 4 << 20
-#: Concurrent requests for entries that a batch did not bring.
-SINGLE_REQUESTS = 8
 #: Options of fsspec itself, which any filesystem takes.
 OF_FSSPEC = frozenset(
     {
@@ -74,6 +87,9 @@ OF_FSSPEC = frozenset(
 )
 #: What Hugging Face's datasets adds to the dict of options that it is given.
 OF_DATASETS = frozenset({"hf"})
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Kept(_Cached):
@@ -99,7 +115,9 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         node: Another name of ``url``, for ``storage_options``.
         client: A client to use instead.
         **options: Further options of the client: ``token``, ``ca``, ``timeout``, ``origin``,
-            ``cache``. Those of fsspec itself do nothing here; any other one is a ``TypeError``.
+            ``cache``. Of those of fsspec itself, ``batch_size`` is how many files are transferred
+            at the same time (32; -1 stands for 128, which is the most), and the others do nothing
+            here; any other one is a ``TypeError``.
 
     Errors are :class:`forebay.Error`; a missing object is a ``FileNotFoundError``. Directories are
     the parts of keys before a ``/``: they exist as long as something is in them, and making or
@@ -132,6 +150,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         if url is not None and node is not None:
             raise InvalidRequest("url= and node= are two names of one option", hint="give one")
         where = node if url is None else url
+        self.batch_size: int | None = storage_options.get("batch_size")
         self._token = token
         self.client = client or Client(
             where, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache
@@ -183,33 +202,109 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         detail: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """All objects under a path, and with ``withdirs`` the directories too, from one listing."""
+        """All objects under a path, and with ``withdirs`` the directories too: from one listing, or
+        with ``maxdepth`` from one of each directory.
+        """
         path = self._strip_protocol(path)
-        if not path or maxdepth is not None:
+        if not path:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        found, directories = self._under(path, maxdepth)
+        if withdirs:
+            for name in directories:
+                found.setdefault(name, _directory(name))
+        return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+
+    def _under(
+        self, path: str, maxdepth: int | None = None
+    ) -> tuple[dict[str, dict[str, Any]], set[str]]:
+        """The objects at a path and under it, and the directories, itself if it is one."""
+        _check_depth(maxdepth)
         bucket, key = self._split(path)
         found: dict[str, dict[str, Any]] = {}
         directories: set[str] = set()
-        try:
-            # With its slash: a key may be allowed no more, and what begins alike may be much more.
-            for info in self.client.list(f"{path}/" if key else bucket):
-                directories.update(itertools.takewhile(lambda d: d != path, _parents(info.name)))
+        if maxdepth is None:
+            with contextlib.suppress(NotFound):
+                # With its slash: a key may be allowed no more, and what begins alike may be much
+                # more.
+                for info in self.client.list(f"{path}/" if key else bucket):
+                    directories.update(
+                        itertools.takewhile(lambda d: d != path, _parents(info.name))
+                    )
+                    directories.add(path)
+                    if not _is_marker(info):
+                        found[info.name] = _file(info)
+                if not key:
+                    directories.add(path)
+        else:
+            level = [path]
+            for _ in range(maxdepth):
+                listed = [e for some in self._each(self._listed, level) for e in some]
+                found |= {e["name"]: e for e in listed if e["type"] == "file"}
+                level = [e["name"] for e in listed if e["type"] == "directory"]
+                directories.update(level)
+            if found or directories or (not key and self.isdir(path)):
                 directories.add(path)
-                if not _is_marker(info):
-                    found[info.name] = _file(info)
-            if not key:
-                directories.add(path)
-        except NotFound:
-            pass
         if key:
             with contextlib.suppress(NotFound, InvalidRequest, PermissionDenied):
                 found[path] = _file(self.client.head((bucket, key)))
-        if withdirs:
-            # This filesystem does not show a directory whose name has an empty part (`a//b`).
-            for name in directories:
-                if not name.endswith("/"):
-                    found.setdefault(name, _directory(name))
-        return {name: found[name] for name in sorted(found)} if detail else sorted(found)
+            if maxdepth is not None and not (found or directories) and self.isdir(path):
+                directories.add(path)
+        # This filesystem does not show a directory whose name has an empty part (`a//b`).
+        directories = {name for name in directories if not name.endswith("/")}
+        for name in directories & found.keys():
+            found[name] = _Both(found[name])
+        return found, directories
+
+    def _listed(self, path: str) -> list[dict[str, Any]]:
+        """What is directly in a directory; nothing, if it is not there."""
+        try:
+            return [entry for entry in self._children(path) if entry["name"] != path]
+        except NotFound:
+            return []
+
+    def expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> list[str]:
+        """The paths that names and patterns stand for; with ``recursive`` also what is under
+        them.
+        """
+        return sorted(self._expand(path, recursive, maxdepth, **kwargs))
+
+    def _expand(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: Any
+    ) -> dict[str, dict[str, Any] | None]:
+        """As expand_path, with what the listings said of each; None where nothing was asked."""
+        _check_depth(maxdepth)
+        is_literal = kwargs.pop("assume_literal", False)
+        given = [path] if isinstance(path, str | os.PathLike) else path
+        expanded: dict[str, dict[str, Any] | None] = {}
+        roots: dict[str, int | None] = {}
+        for name in map(self._strip_protocol, given):
+            if not is_literal and has_magic(name):
+                found = self.glob(name, maxdepth=maxdepth, **{**kwargs, "detail": True})
+                expanded |= found
+                if maxdepth is None or maxdepth > 1:
+                    deeper = None if maxdepth is None else maxdepth - 1
+                    roots |= {n: deeper for n, entry in found.items() if _has_more(entry)}
+            elif recursive:
+                roots[name] = maxdepth
+            else:
+                expanded.setdefault(name, None)
+        if recursive:
+            # With a depth, the directories of each are listed at the same time.
+            at_once = None if maxdepth is None else 1
+            for under in self._each(lambda root: self._within(*root), [*roots.items()], at_once):
+                expanded |= under
+        if not expanded:
+            raise FileNotFoundError(path)
+        return expanded
+
+    def _within(self, path: str, maxdepth: int | None) -> dict[str, dict[str, Any]]:
+        """A path and what is under it, directories too."""
+        found: dict[str, dict[str, Any]] = self.find(
+            path, maxdepth=maxdepth, withdirs=True, detail=True
+        )
+        return found
 
     def du(
         self,
@@ -332,15 +427,16 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     ) -> Any:
         """The bytes of one object, or of several as ``{path: bytes}``: several are one GetBatch."""
         if recursive:
-            # Not by expand_path, which has the directories too: they have no bytes.
-            paths = sorted({name for each in self.expand_path(path) for name in self.find(each)})
+            # Directories have no bytes.
+            within = self._expand(path, recursive=True)
+            paths = sorted(name for name, entry in within.items() if _is_file(entry))
             if not paths:
                 raise FileNotFoundError(path)
             if paths == [self._strip_protocol(path)]:
                 return self.cat_file(paths[0], **kwargs)
         else:
-            paths = self.expand_path(path, **kwargs)
-            if len(paths) < 2 or kwargs:
+            paths = self.expand_path(path)
+            if len(paths) < 2:
                 return super().cat(path, on_error=on_error, **kwargs)
         if kwargs:
             starts, ends = kwargs.get("start"), kwargs.get("end")
@@ -380,10 +476,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
                     raise
                 return e
 
-        if missing:
-            with Pool(SINGLE_REQUESTS, thread_name_prefix="forebay-cat") as pool:
-                for i, value in zip(missing, pool.map(again, missing), strict=True):
-                    found[i] = value
+        for i, value in zip(missing, self._each(again, missing), strict=True):
+            found[i] = value
         return [value for value in found if value is not None]
 
     def cat_ranges(
@@ -427,6 +521,243 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         except PreconditionFailed as e:
             raise FileExistsError(name) from e
 
+    def pipe(self, path: str | dict[str, bytes], value: bytes | None = None, **kwargs: Any) -> None:
+        """Writes one object, or several (``{path: bytes}``), some at the same time."""
+        batch_size = kwargs.pop("batch_size", None)
+        if not isinstance(path, dict):
+            super().pipe(path, value, **kwargs)
+            return
+        self._each(
+            lambda one: self.pipe_file(self._strip_protocol(one[0]), one[1], **kwargs),
+            [*path.items()],
+            batch_size,
+        )
+
+    # Many files
+
+    def _each(
+        self,
+        call: Callable[[T], R],
+        items: Sequence[T],
+        batch_size: int | None = None,
+        over: threading.Event | None = None,
+    ) -> list[R]:
+        """What ``call`` makes of each, some at the same time, in the order of the items. After an
+        error nothing is begun any more, ``over`` tells what goes on, and the first error in that
+        order is raised.
+        """
+        if batch_size is None:
+            batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = int(conf.get("gather_batch_size", AT_ONCE))
+        if batch_size == 0 or batch_size < -1:
+            raise ValueError(f"batch_size is {batch_size}: give 1 or more, or -1 for as many as go")
+        most = AT_ONCE_MAX if batch_size == -1 else min(batch_size, AT_ONCE_MAX)
+        if len(items) < 2 or most == 1:
+            return [call(item) for item in items]
+        over = over or threading.Event()
+        with Pool(min(most, len(items)), thread_name_prefix="forebay-files") as pool:
+            begun = [pool.submit(call, item) for item in items]
+            try:
+                done, _ = wait(begun, return_when=FIRST_EXCEPTION)
+                is_whole = len(done) == len(begun) and not any(one.exception() for one in done)
+            except BaseException:
+                is_whole = False
+                raise
+            finally:
+                if not is_whole:
+                    over.set()
+                    for one in begun:
+                        one.cancel()
+        errors = [e for one in begun if not one.cancelled() and (e := one.exception())]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, _GivenUp)), errors[0])
+        return [one.result() for one in begun]
+
+    def _transfer(
+        self,
+        pairs: Sequence[tuple[Any, Any]],
+        call: Callable[[Any, Any, Any], None],
+        callback: Any,
+        batch_size: int | None,
+    ) -> None:
+        """Transfers files, some at the same time. Of those with one target, one after the other."""
+        callback.set_size(len(pairs))
+        # Callbacks need not be made for several threads.
+        lock, over = threading.Lock(), threading.Event()
+        targets: dict[Any, list[tuple[Any, Any]]] = {}
+        for source, target in pairs:
+            targets.setdefault(target, []).append((source, target))
+
+        def transfer(of_one: list[tuple[Any, Any]]) -> None:
+            for source, target in of_one:
+                with lock:
+                    branch = callback.branched(source, target)
+                    child = branch.__enter__()
+                try:
+                    call(source, target, _Told(child, lock, over))
+                finally:
+                    with lock:
+                        branch.__exit__(*sys.exc_info())
+                with lock:
+                    callback.relative_update(1)
+
+        self._each(transfer, [*targets.values()], batch_size, over)
+
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As fsspec's, but ``batch_size`` files are transferred at the same time."""
+        plan = _Plan.of(self)
+        plan.get(rpath, lpath, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+        def one(source: str, target: Any, callback: Any) -> None:
+            entry = plan.known.get(self._strip_protocol(source))
+            if entry is not None and entry["type"] == "directory":
+                os.makedirs(target, exist_ok=True)
+            else:
+                self.get_file(source, target, callback=callback, **kwargs)
+
+        self._transfer(plan.pairs, one, callback, batch_size)
+
+    def get_file(
+        self,
+        rpath: str,
+        lpath: Any = None,
+        callback: Any = DEFAULT_CALLBACK,
+        outfile: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Reads an object into a local file. If it cannot be read to its end, no file is left."""
+        if kwargs:
+            super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
+            return
+        if outfile is None and isfilelike(lpath):
+            outfile = lpath
+        name = self._strip_protocol(rpath)
+        try:
+            first = self._piece(name, 0, PIECE_BYTES)
+        except (NotFound, InvalidRequest, PermissionDenied):
+            if not self.isdir(name):
+                raise
+            if outfile is not None:
+                raise IsADirectoryError(self._why_no_file(name)) from None
+            os.makedirs(lpath, exist_ok=True)
+            return
+        if outfile is not None:
+            self._receive(name, first, outfile, callback)
+            return
+        os.makedirs(os.path.dirname(lpath) or ".", exist_ok=True)
+        with open(lpath, "wb") as file:
+            try:
+                self._receive(name, first, file, callback)
+                file.flush()
+            except BaseException:
+                where = os.path.realpath(lpath)
+                if os.path.isfile(where):
+                    os.unlink(where)
+                raise
+
+    def _piece(self, name: str, start: int, length: int) -> Buffer:
+        try:
+            return self.client.get(name, start=start, length=length)
+        except RangeNotSatisfiable:
+            if start:
+                raise
+            # It is empty.
+            return self.client.get(name)
+
+    def _receive(self, name: str, piece: Buffer, file: IO[bytes], callback: Any) -> None:
+        """Writes an object, of which this is the first piece, into a file."""
+        opened, at = piece.etag, len(piece)
+        size = at if at < PIECE_BYTES else self.client.head(name).size
+        callback.set_size(size)
+        while True:
+            file.write(memoryview(piece))
+            callback.relative_update(len(piece))
+            if at >= size:
+                return
+            piece = self._piece(name, at, min(PIECE_BYTES, size - at))
+            _check_version(name, opened, piece)
+            at += len(piece)
+
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As fsspec's, but ``batch_size`` files are transferred at the same time."""
+        plan = _Plan.of(self)
+        plan.put(lpath, rpath, recursive=recursive, maxdepth=maxdepth, **kwargs)
+
+        def one(source: Any, target: str, callback: Any) -> None:
+            self.put_file(source, target, callback=callback, **kwargs)
+
+        # What a transaction has are files that are written at its end.
+        self._transfer(plan.pairs, one, callback, 1 if self._intrans else batch_size)
+
+    def put_file(
+        self,
+        lpath: Any,
+        rpath: str,
+        callback: Any = DEFAULT_CALLBACK,
+        mode: str = "overwrite",
+        **kwargs: Any,
+    ) -> None:
+        """Writes a local file as an object."""
+        if kwargs or self._intrans:
+            super().put_file(lpath, rpath, callback=callback, mode=mode, **kwargs)
+            return
+        if os.path.isdir(lpath):
+            return
+        name, is_new = self._strip_protocol(rpath), mode == "create"
+        with open(lpath, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            callback.set_size(size)
+            if size > PIECE_BYTES:
+                self._put(name, _Sent(name, file, size, callback), is_new)
+            else:
+                data = file.read()
+                self._put(name, data, is_new)
+                callback.relative_update(len(data))
+
+    def copy(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        on_error: str | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As fsspec's, but ``batch_size`` objects are copied at the same time."""
+        plan = _Plan.of(self)
+        plan.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
+        skips = on_error == "ignore" or (on_error is None and recursive)
+
+        def one(source: str, target: str, callback: Any) -> None:
+            entry = plan.known.get(self._strip_protocol(source))
+            with contextlib.suppress(*[FileNotFoundError] if skips else []):
+                if entry is None:
+                    self.cp_file(source, target, **kwargs)
+                elif entry["type"] != "directory":
+                    self._copy_object(source, target, entry["size"])
+
+        self._transfer(plan.pairs, one, DEFAULT_CALLBACK, batch_size)
+
     def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         """Copies an object, with its content type and what users have noted with it. Within a
         bucket, the origin makes the copy if it can; otherwise the node does.
@@ -458,32 +789,25 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None
     ) -> None:
         """Removes objects; with ``recursive`` all objects under the paths."""
-        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
         if not recursive:
-            for name in paths:
-                self.rm_file(name)
+            self._each(self.rm_file, self.expand_path(path, maxdepth=maxdepth))
             return
+        found = self._expand(path, recursive=True, maxdepth=maxdepth)
 
-        def removed(name: str) -> bool:
-            if "/" not in name:
-                return False
-            try:
+        def remove(name: str) -> None:
+            # Somebody else may have removed it meanwhile.
+            with contextlib.suppress(NotFound):
                 self.rm_file(name)
-            except NotFound:
-                # A directory; or somebody else has removed it meanwhile.
-                return False
-            return True
 
-        # Directories go with what is in them, and with the object that stands for one.
-        directories = {parent for name in paths for parent in _parents(name)}.intersection(paths)
-        with Pool(SINGLE_REQUESTS, thread_name_prefix="forebay-rm") as pool:
-            for name, was_there in zip(paths, pool.map(removed, paths), strict=True):
-                if not was_there:
-                    directories.add(name)
-        for name in directories:
+        def remove_marker(name: str) -> None:
             for info in itertools.islice(self.client.list(f"{name}/", page_size=1), 1):
                 if _is_marker(info) and info.name == f"{name}/":
                     self.client.delete(info.name)
+
+        self._each(remove, [name for name, entry in found.items() if _is_file(entry)])
+        # Directories go with what is in them, and with the object that stands for one.
+        directories = {name for name, entry in found.items() if _has_more(entry)}
+        self._each(remove_marker, sorted(directories))
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         """Does nothing: directories exist once something is in them."""
@@ -545,13 +869,7 @@ class ForebayFile(AbstractBufferedFile):
         if end <= start:
             return b""
         got = self.fs.client.get(self.path, start=start, length=end - start)
-        opened = self.details.get("ETag")
-        if opened and got.etag and got.etag != opened:
-            raise Changed(
-                f"{self.path} was overwritten while it was open: version {opened} was"
-                f" opened, and the node now has version {got.etag}",
-                hint="open it again",
-            )
+        _check_version(self.path, self.details.get("ETag"), got)
         return bytes(got)
 
     def _initiate_upload(self) -> None:
@@ -580,6 +898,124 @@ class ForebayFile(AbstractBufferedFile):
             spool.close()
         # Neither is it written when it is collected.
         self.closed = True
+
+
+class _Plan(ForebayFileSystem):
+    """A filesystem as fsspec's get, put and copy see it, which say what goes where: it only notes
+    that, and asks nothing twice of a path.
+    """
+
+    #: What listings said of paths.
+    known: dict[str, dict[str, Any]]
+    #: Sources and targets.
+    pairs: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, fs: ForebayFileSystem) -> _Plan:
+        # Not one more that fsspec keeps.
+        plan = object.__new__(cls)
+        own = vars(cls)
+        plan.__dict__.update((k, v) for k, v in vars(fs).items() if k not in own)
+        plan.known, plan.pairs = {}, []
+        return plan
+
+    def expand_path(self, path: Any, *args: Any, **kwargs: Any) -> list[str]:
+        found = self._expand(path, *args, **kwargs)
+        self.known |= {name: entry for name, entry in found.items() if entry is not None}
+        return sorted(found)
+
+    def isdir(self, path: str) -> bool:
+        name = self._strip_protocol(path)
+        if name not in self.known:
+            try:
+                self.known[name] = self.info(name)
+            except (FileNotFoundError, InvalidRequest, PermissionDenied):
+                return False
+        return bool(self.known[name]["type"] == "directory")
+
+    def get_file(self, rpath: Any, lpath: Any = None, *args: Any, **kwargs: Any) -> None:
+        self.pairs.append((rpath, lpath))
+
+    def put_file(self, lpath: Any, rpath: Any, *args: Any, **kwargs: Any) -> None:
+        self.pairs.append((lpath, rpath))
+
+    def cp_file(self, path1: Any, path2: Any, **kwargs: Any) -> None:
+        self.pairs.append((path1, path2))
+
+    # The copying itself is the other filesystem's.
+    get = AbstractFileSystem.get
+    put = AbstractFileSystem.put
+    copy = AbstractFileSystem.copy
+
+
+class _GivenUp(Exception):
+    """Another transfer has failed, or all of them were interrupted."""
+
+
+class _Told:
+    """The callback of one transfer among several: it is called by one thread at a time, and gives
+    the transfer up once all of them are over.
+    """
+
+    def __init__(self, callback: Any, lock: threading.Lock, over: threading.Event) -> None:
+        self._callback, self._lock, self._over = callback, lock, over
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._callback, name)
+        return functools.partial(self._call, value) if callable(value) else value
+
+    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            if self._over.is_set():
+                raise _GivenUp
+            return call(*args, **kwargs)
+
+
+class _Sent:
+    """A local file that is being sent, and tells how far it is."""
+
+    def __init__(self, name: str, file: IO[bytes], size: int, callback: Any) -> None:
+        self._name, self._file, self._size, self._callback = name, file, size, callback
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._at += len(data)
+        if self._at > self._size or (not data and self._at < self._size):
+            raise Conflict(
+                f"{self._name}: the file has changed, it had {self._size} bytes at first",
+                hint="nothing was written; put it again when nobody writes to the file",
+            )
+        self._callback.relative_update(len(data))
+        return data
+
+
+class _Both(dict[str, Any]):
+    """What is known of an object under whose name there is a directory, too."""
+
+
+def _is_file(entry: dict[str, Any] | None) -> bool:
+    return entry is None or entry["type"] == "file"
+
+
+def _has_more(entry: dict[str, Any] | None) -> bool:
+    """Whether something may be under it."""
+    return entry is not None and (entry["type"] == "directory" or isinstance(entry, _Both))
+
+
+def _check_depth(maxdepth: int | None) -> None:
+    if maxdepth is not None and maxdepth < 1:
+        raise ValueError("maxdepth must be at least 1")
+
+
+def _check_version(name: str, opened: str | None, got: Buffer) -> None:
+    """Raises Changed for bytes of another version than that which was opened."""
+    if opened and got.etag and got.etag != opened:
+        raise Changed(
+            f"{name} was overwritten while it was open: version {opened} was"
+            f" opened, and the node now has version {got.etag}",
+            hint="open it again",
+        )
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import datetime
 import gc
+import io
 import pickle
+import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import dataset
 import datasets
@@ -18,6 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from forebay.fsspec import ForebayFileSystem
+from fsspec.callbacks import Callback
 from fsspec.spec import AbstractFileSystem
 from servers import Node
 
@@ -194,6 +200,175 @@ def test_get_and_put_files(fs, scratch, tmp_path):
         "x": b"x" * 1000,
         "y": b"y" * 1000,
     }
+
+
+class Progress(Callback):
+    """What was told of each transfer, in a form in which two threads would spoil it."""
+
+    def __init__(self):
+        super().__init__()
+        self.children, self.inside = {}, 0
+
+    def branched(self, source, target, **kwargs):
+        self.children[source] = child = Progress()
+        return child
+
+    def call(self, *args, **kwargs):
+        self.inside += 1
+        time.sleep(0.001)
+        assert self.inside == 1
+        self.inside -= 1
+
+
+def requests(node):
+    return sum(v for name, v in node.metrics().items() if name.startswith("forebay_requests_total"))
+
+
+def test_files_are_transferred_at_the_same_time(fs, node, scratch, tmp_path, monkeypatch):
+    base = f"scratch/{scratch}"
+    files = {f"d{i % 3}/{i:02}": b"x" * i for i in range(24)}
+    for name, data in files.items():
+        path = tmp_path / "up" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def took(call, *args, **options):
+        before = requests(node)
+        call(*args, recursive=True, **options)
+        return requests(node) - before
+
+    def told(progress):
+        """How many files, and the bytes of each."""
+        assert progress.size == progress.value
+        assert all(child.size == child.value for child in progress.children.values() if child.size)
+        sizes = {name.split("/d", 1)[-1]: c.value for name, c in progress.children.items()}
+        return {f"d{name}": size for name, size in sizes.items() if f"d{name}" in files}
+
+    sizes = {name: len(data) for name, data in files.items()}
+    up, down = Progress(), Progress()
+    # One request for each file (two for one that is empty), and a few for the directory.
+    assert took(fs.put, str(tmp_path / "up"), base, callback=up) <= len(files) + 4
+    assert told(up) == sizes
+    assert took(fs.get, base, str(tmp_path / "down"), callback=down) <= len(files) + 5
+    assert told(down) == sizes
+    assert took(fs.copy, f"{base}", f"{base}-copy") <= len(files) + 4
+    assert took(fs.get, f"{base}-copy/*", str(tmp_path / "glob")) <= len(files) + 9
+    for where in ("down", "glob"):
+        paths = [p for p in (tmp_path / where).rglob("*") if p.is_file()]
+        got = {str(p.relative_to(tmp_path / where)): p.read_bytes() for p in paths}
+        assert got == files
+    assert fs.cat(f"{base}-copy", recursive=True) == {
+        f"{base}-copy/{name}": data for name, data in files.items()
+    }
+    before = requests(node)
+    assert len(fs.cat(f"{base}-copy/d*/*", recursive=True)) == len(files)
+    assert len(fs.expand_path([f"{base}-copy/*", base], recursive=True)) == 2 * (len(files) + 3) + 1
+    assert requests(node) - before < 20
+
+    together = threading.Barrier(4)
+    monkeypatch.setattr(fs, "get_file", lambda *args, **options: together.wait(30))
+    fs.get(base + "/d1/*", str(tmp_path / "no"), batch_size=4)
+    fs.get(fs.find(base)[:8], str(tmp_path / "no") + "/", batch_size=4)
+    with pytest.raises(ValueError):
+        fs.get(base, str(tmp_path / "no"), recursive=True, batch_size=0)
+    one = fsspec.filesystem("forebay", url=node.url, batch_size=1)
+    threads = set()
+    monkeypatch.setattr(one, "get_file", lambda *a, **k: threads.add(threading.get_ident()))
+    one.get(base, str(tmp_path / "no"), recursive=True)
+    assert threads == {threading.get_ident()}
+
+
+def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch):
+    base = f"scratch/{scratch}"
+    data = dataset.noise(300_000)
+    fs.pipe({f"{base}/{name}": data for name in ("a", "b", "c")})
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+    piece = ForebayFileSystem._piece
+    other = threading.Event()
+
+    def pieces(self, name, start, length):
+        if start == 200_000:
+            if name.endswith("/b"):
+                other.wait(30)
+                raise forebay.ConnectionFailed("gone")
+            other.set()
+            # Given up, when the other has failed.
+            time.sleep(0.5)
+        return piece(self, name, start, length)
+
+    monkeypatch.setattr(ForebayFileSystem, "_piece", pieces)
+    with pytest.raises(forebay.ConnectionFailed, match="gone"):
+        fs.get(base, str(tmp_path / "down"), recursive=True)
+    assert [*(tmp_path / "down").iterdir()] == []
+    monkeypatch.undo()
+    # What was there stays, if there is nothing to read.
+    (tmp_path / "there").write_bytes(b"old")
+    with pytest.raises(FileNotFoundError):
+        fs.get([f"{base}/a", f"{base}/no"], [str(tmp_path / "a"), str(tmp_path / "there")])
+    assert (tmp_path / "there").read_bytes() == b"old"
+    # Of two sources for one target, the last one.
+    fs.pipe(f"{base}/d/a", b"last")
+    fs.get([f"{base}/a", f"{base}/d/a"], [str(tmp_path / "a")] * 2)
+    assert (tmp_path / "a").read_bytes() == b"last"
+    file = io.BytesIO()
+    fs.get_file(f"{base}/a", file)
+    assert file.getvalue() == data
+    with pytest.raises(IsADirectoryError):
+        fs.get_file(f"{base}/d", file)
+    fs.get_file(f"{base}/d", str(tmp_path / "made"))
+    assert (tmp_path / "made").is_dir()
+    # A transaction writes at its end.
+    (tmp_path / "x").write_bytes(b"x")
+    with fs.transaction:
+        fs.put(str(tmp_path / "x"), f"{base}/x")
+        assert not fs.exists(f"{base}/x")
+    assert fs.cat(f"{base}/x") == b"x"
+    with pytest.raises(FileExistsError):
+        fs.put_file(str(tmp_path / "x"), f"{base}/x", mode="create")
+
+
+class Names:
+    """The names of an origin in which an object may be called as a directory is."""
+
+    def __init__(self, *names):
+        self.names = set(names)
+
+    def head(self, name):
+        name = "/".join(name)
+        if name not in self.names:
+            raise forebay.NotFound(name)
+        return self.about(name)
+
+    def about(self, name):
+        key = name.partition("/")[2]
+        return SimpleNamespace(name=name, key=key, size=1, etag='"e"', last_modified=None)
+
+    def list(self, prefix, page_size=1000, recursive=True):
+        prefix += "" if "/" in prefix else "/"
+        found = {name for name in self.names if name.startswith(prefix)}
+        if not recursive:
+            heads = ((name, *name[len(prefix) :].partition("/")) for name in found)
+            found = {prefix + head + slash if slash else name for name, head, slash, _ in heads}
+        return iter([self.about(name) for name in sorted(found)])
+
+    def delete(self, name):
+        self.names.remove(name)
+
+
+def test_an_object_and_a_directory_of_one_name():
+    names = {"bk/a", "bk/a/b", "bk/a/c/d"}
+    client = Names("bk/other", *names)
+    fs = fsspec.filesystem("forebay", client=client)
+    for path, depth in (("bk/a", None), ("bk/a*", None), ("bk/a*", 3), ("bk/a", 2)):
+        assert set(fs.expand_path(path, recursive=True, maxdepth=depth)) == {*names, "bk/a/c"}
+    assert fs.expand_path("bk/a*", recursive=True, maxdepth=1) == ["bk/a"]
+    assert fs.expand_path("bk/a*", recursive=True, maxdepth=2) == ["bk/a", "bk/a/b", "bk/a/c"]
+    assert fs.find("bk/a", maxdepth=1) == ["bk/a", "bk/a/b"]
+    assert fs.info("bk/a") == fs.find("bk", detail=True)["bk/a"]
+    with pytest.raises(ValueError):
+        fs.expand_path("bk/a", recursive=True, maxdepth=0)
+    fs.rm("bk/a*", recursive=True)
+    assert client.names == {"bk/other"}
 
 
 def test_parquet_through_it(fs, scratch):
