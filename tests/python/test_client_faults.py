@@ -195,6 +195,7 @@ def test_each_kind_has_its_exception(node, status, code, error):
 def test_an_object_that_breaks_off_is_an_error(node):
     def half(http, _):
         http.send_response(200)
+        http.send_header("X-Request-Id", "scripted-1")
         http.send_header("Content-Length", "1000")
         http.end_headers()
         http.wfile.write(b"x" * 500)
@@ -217,6 +218,7 @@ def test_a_node_that_stops_in_the_middle_is_a_timeout(node):
     def stall(http, request):
         whole = tar_of(node.members(http.path, request))
         http.send_response(200)
+        http.send_header("X-Request-Id", "scripted-1")
         http.send_header("Transfer-Encoding", "chunked")
         http.end_headers()
         http.wfile.write(b"%x\r\n%s\r\n" % (2000, whole[:2000]))
@@ -257,6 +259,7 @@ def test_entries_can_be_read_before_the_last_has_arrived(node):
     def in_two_parts(http, request):
         whole = tar_of(node.members(http.path, request))
         http.send_response(200)
+        http.send_header("X-Request-Id", "scripted-1")
         http.send_header("Transfer-Encoding", "chunked")
         http.end_headers()
         for part in (whole[:20_000], whole[20_000:]):
@@ -297,6 +300,7 @@ def test_a_batch_that_is_dropped_is_given_up(node):
 
     def endless(http, request):
         http.send_response(200)
+        http.send_header("X-Request-Id", "scripted-1")
         http.send_header("Transfer-Encoding", "chunked")
         http.end_headers()
         try:
@@ -361,6 +365,10 @@ class Foreign(BaseHTTPRequestHandler):
             ),
             "NoSuchBucket",
         ),
+        # Who answers like this to everything: a portal that one has to sign in at, say.
+        ((200, "<html><title>Sign in</title></html>", {}), "it said 200 (Sign in)"),
+        ((200, "", {}), "it said 200"),
+        ((200, "[]", {}), "it said 200 ([])"),
     ],
 )
 def test_an_answer_of_another_server_is_told_as_one(answer, shown, monkeypatch):

@@ -358,7 +358,10 @@ impl Node {
         sender: Sender,
     ) -> Result<Answer, Missed> {
         let mut answer = Answer::new(self.clone(), response, sender);
-        if answer.status.is_success() {
+        // Other servers, as a portal that one has to sign in at, answer to everything. (A node's
+        // page of metrics is none of the API, and has no id.)
+        let is_of_node = || ErrorDocument::is_of_node(|name| answer.header(name));
+        if answer.status.is_success() && (!call.path.starts_with("/v1/") || is_of_node()) {
             return Ok(answer);
         }
         let text = match call.method {

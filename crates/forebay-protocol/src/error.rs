@@ -105,17 +105,29 @@ impl ErrorDocument {
         self
     }
 
+    /// Whether an answer is a node's: it has the id that a node gives its answers, or is of
+    /// [`SERVER`](crate::SERVER). `header` looks up a header of the answer.
+    pub fn is_of_node<'a>(header: impl Fn(&'static str) -> Option<&'a str>) -> bool {
+        header(crate::REQUEST_ID_HEADER).is_some() || header("server") == Some(crate::SERVER)
+    }
+
     /// Reads an answer with this status from this address, whoever sent it: a body that is not one of
-    /// our documents is shown, shortened. If it is a page, or neither has the id that a node gives its
-    /// answers nor is of [`SERVER`](crate::SERVER), the message says that it is not from a node.
-    /// `header` looks up a header of the answer.
+    /// our documents is shown, shortened. If it is a page or not [of a node](Self::is_of_node), the
+    /// message says so. An answer of somebody else's success is an error, too.
     pub fn read<'a>(
         at: &str,
         status: u16,
         header: impl Fn(&'static str) -> Option<&'a str>,
         body: &[u8],
     ) -> Self {
-        let mut read: ErrorDocument = serde_json::from_slice(body).unwrap_or_default();
+        let is_success = (200..300).contains(&status);
+        let mut read = match is_success {
+            true => ErrorDocument {
+                code: ErrorKind::OriginUnavailable.code().to_owned(),
+                ..ErrorDocument::default()
+            },
+            false => serde_json::from_slice(body).unwrap_or_default(),
+        };
         read.status = status;
         if read.message.is_empty() {
             let text = String::from_utf8_lossy(body);
@@ -124,16 +136,15 @@ impl ErrorDocument {
                 let found = text.as_bytes().get(..begin.len());
                 found.is_some_and(|found| found.eq_ignore_ascii_case(begin.as_bytes()))
             });
-            let is_ours = header(crate::REQUEST_ID_HEADER).is_some()
-                || header("server") == Some(crate::SERVER)
-                // As the HTTP library answers by itself.
-                || text.is_empty();
+            // The HTTP library answers by itself, too: with errors that have no body.
+            let is_ours = Self::is_of_node(&header) || (text.is_empty() && !is_success);
             let shown = match text.starts_with('<') {
                 true => text_of_page(text),
                 false => text.to_owned(),
             };
             let shown: String = shown.chars().take(FOREIGN_TEXT_MAX_CHARS).collect();
             let shown = match shown.is_empty() {
+                true if is_success => "and nothing more".to_owned(),
                 true => read.kind().code().replace('_', " "),
                 false => shown,
             };
@@ -276,6 +287,12 @@ mod tests {
         assert_eq!(of(404, escaped), format!("{foreign} 404 ({shown})"));
         assert_eq!(of(404, "no page\n"), format!("{foreign} 404 (no page)"));
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
+        // As who answers with this to everything.
+        assert_eq!(of(200, "<title>Sign in</title>"), format!("{foreign} 200 (Sign in)"));
+        assert_eq!(of(200, ""), format!("{foreign} 200 (and nothing more)"));
+        let said = r#"{"code": "not_found", "message": "m"}"#;
+        assert_eq!(of(200, said), format!("{foreign} 200 ({said})"));
+        assert_eq!(read(200, said).kind(), ErrorKind::OriginUnavailable);
         assert!(read(500, &"ü".repeat(5000)).message.len() < 1200);
         // A kind of a later release is treated as its status says.
         let later = r#"{"code": "of_tomorrow", "message": "m", "status": 429}"#;

@@ -311,8 +311,8 @@ fn scripted(answers: Vec<Option<String>>) -> (String, std::thread::JoinHandle<()
 fn who_waits_for_a_drain_goes_on_while_the_node_is_started_again() {
     let answer = |status: &str, body: &str| {
         let length = body.len();
-        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close");
-        Some(format!("{head}\r\n\r\n{body}"))
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nx-request-id: r");
+        Some(format!("{head}\r\nconnection: close\r\n\r\n{body}"))
     };
     let told = |drained: bool| {
         let member = serde_json::json!({"name": "c", "state": "draining", "drained": drained});

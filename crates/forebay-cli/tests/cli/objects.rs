@@ -183,7 +183,7 @@ fn a_transfer_that_breaks_off_leaves_no_file() {
         // on its own connection. Without an ETag, nothing shows what would continue the answer.
         for answer in [
             "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-            "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nonly this",
+            "HTTP/1.1 200 OK\r\nx-request-id: r\r\ncontent-length: 1000\r\n\r\nonly this",
         ] {
             let (mut stream, _) = listener.accept().unwrap();
             let mut head = [0u8; 4096];

@@ -473,6 +473,25 @@ async fn errors_are_read_whatever_the_body_is() {
 }
 
 #[tokio::test]
+async fn who_answers_to_everything_is_not_taken_for_a_node() {
+    for method in [Method::GET, Method::PUT, Method::HEAD] {
+        let (url, _) = node(|head| match head.starts_with("HEAD") {
+            true => b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n".to_vec(),
+            false => b"HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n<p>Sign in</p>".to_vec(),
+        })
+        .await;
+        let failed = client(&url)
+            .call(&Call::new(method.clone(), "/v1/objects/b/k"))
+            .await;
+        let error = Error::from(failed.err().unwrap());
+        assert_eq!(error.kind(), ErrorKind::OriginUnavailable, "{method}");
+        let said = error.message();
+        assert!(said.contains("is not a Forebay node: it said 200"), "{said}");
+        assert!(error.hint_text().unwrap().contains("check the address"));
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_is_cut_looks_cut() {
     for cut in [
         &b"HTTP/1.1 200 OK\r\nx-request-id: r-1\r\ncontent-length: 9\r\n\r\nhalf"[..],

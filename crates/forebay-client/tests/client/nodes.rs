@@ -157,8 +157,13 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
+    // By it, a client knows that a node answers.
+    let id = match status {
+        200..300 => "x-request-id: r-0\r\n",
+        _ => "",
+    };
     let head = format!(
-        "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{headers}\r\n",
+        "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n{id}{headers}\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()
