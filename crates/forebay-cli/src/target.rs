@@ -5,11 +5,20 @@ use forebay_core::{Error, ObjectName, name};
 
 /// `bucket/key`.
 pub fn object(text: &str) -> Outcome<ObjectName> {
-    let usage = |e: Error| Failure::Usage(e.hint("an object is named bucket/key"));
+    let usage = |e: Error| wrong(e, "an object is named bucket/key");
     match name::without_scheme(text).split_once('/') {
         Some((bucket, key)) => ObjectName::new(bucket, key).map_err(usage),
         None => Err(usage(Error::invalid(format!("no key: {text:?}")))),
     }
+}
+
+/// A name that cannot be one; `form` is what is named so.
+fn wrong(e: Error, form: &str) -> Failure {
+    let hint = match e.hint_text() {
+        Some(rule) => format!("{form}; {rule}"),
+        None => form.to_owned(),
+    };
+    Failure::Usage(e.hint(hint))
 }
 
 /// A bucket, and a prefix that may be empty.
@@ -25,7 +34,7 @@ impl Prefix {
             .split_once('/')
             .unwrap_or((name::without_scheme(text), ""));
         name::validate_bucket(bucket)
-            .map_err(|e| Failure::Usage(e.hint("as in bucket or bucket/prefix")))?;
+            .map_err(|e| wrong(e, "as in bucket or bucket/prefix"))?;
         Ok(Self {
             bucket: bucket.to_owned(),
             prefix: prefix.to_owned(),

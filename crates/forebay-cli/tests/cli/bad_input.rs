@@ -70,6 +70,8 @@ const USAGE: &[Case] = &[
     (&["unpin"], 2, "required arguments", ""),
     (&["evict", "--dry-run"], 2, "required arguments", ""),
     (&["ls", "a"], 2, "is not a bucket name", "bucket/prefix"),
+    (&["ls", "a"], 2, "is not a bucket name", "2 to 63 characters"),
+    (&["get", "a/b"], 2, "is not a bucket name", "2 to 63 characters"),
     (&["ls", "data", "--limit", "0"], 2, "--limit 0", "1 or more"),
     (&["get", "data"], 2, "no key", "bucket/key"),
     (&["get", "data/../etc/passwd"], 2, "'..'", "bucket/key"),
