@@ -36,9 +36,18 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
         0 | 1 => cli::without_variables(cli::command()),
         _ => cli::command(),
     };
-    let parsed = command
-        .try_get_matches_from(args.clone())
-        .and_then(|matches| Cli::from_arg_matches(&matches))
+    let read = |command: clap::Command| {
+        let matches = command.try_get_matches_from(args.clone());
+        matches.and_then(|matches| Cli::from_arg_matches(&matches))
+    };
+    let parsed = read(command)
+        .map_err(|e| match cli::is_wrong(&e) {
+            // The usage would name what is in the environment as if it had to be given.
+            true => read(cli::without_variables(cli::command()))
+                .err()
+                .unwrap_or(e),
+            false => e,
+        })
         .map_err(cli::without_hidden);
     let cli = match parsed {
         Ok(cli) => cli,

@@ -339,6 +339,11 @@ fn usage_help_and_version() {
     with_a_node.env("FOREBAY_NODE", "http://127.0.0.1:1");
     let told = Run::of(with_a_node.output().unwrap()).fails(2);
     assert!(told.err.contains("Run a node:"), "{}", told.err);
+    let mut without_a_name = command(&["get"]);
+    without_a_name.env("FOREBAY_NODE", "http://127.0.0.1:1");
+    let told = Run::of(without_a_name.output().unwrap()).fails(2);
+    assert!(told.err.contains("Usage: forebay get"), "{}", told.err);
+    assert!(!told.err.contains("--node"), "{}", told.err);
     assert!(forebay(&["statu"]).fails(2).err.contains("'status'"));
     let help = forebay(&["--help"]).ok().out;
     for part in [
