@@ -200,14 +200,24 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         maxdepth: int | None = None,
         withdirs: bool = False,
         detail: bool = False,
+        prefix: str = "",
         **kwargs: Any,
     ) -> Any:
         """All objects under a path, and with ``withdirs`` the directories too: from one listing, or
-        with ``maxdepth`` from one of each directory.
+        with ``maxdepth`` from one of each directory. With ``prefix`` those whose names go on like
+        that, as in s3fs.
         """
         path = self._strip_protocol(path)
+        if prefix and (withdirs or maxdepth is not None or not path):
+            raise ValueError("prefix= goes with a path, and not with withdirs= or maxdepth=")
         if not path:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs)
+        if prefix:
+            with contextlib.suppress(NotFound):
+                listed = self.client.list(f"{path}/{prefix}")
+                found = {info.name: _file(info) for info in listed if not _is_marker(info)}
+                return found if detail else [*found]
+            return {} if detail else []
         found, directories = self._under(path, maxdepth)
         if withdirs:
             for name in directories:

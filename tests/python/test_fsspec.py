@@ -461,6 +461,12 @@ def test_all_that_is_under_a_path_comes_from_one_listing(fs, origin_s3, scratch,
     assert fs.cat(f"{base}/f", recursive=True) == b"12"
     with pytest.raises(FileNotFoundError):
         fs.cat(f"{base}/no", recursive=True)
+    # As s3fs and gcsfs have it.
+    assert fs.find(base, prefix="d") == [f"{base}/d/a", f"{base}/d/e/f/b", f"{base}/d2/c"]
+    assert fs.find(base, prefix="d/e/", detail=True).keys() == {f"{base}/d/e/f/b"}
+    assert fs.find(base, prefix="x") == fs.find("nothing", prefix="x") == []
+    with pytest.raises(ValueError, match="prefix"):
+        fs.find(base, prefix="d", maxdepth=1)
     assert fs.du(f"{base}/d2", total=False, withdirs=True) == {f"{base}/d2": 0, f"{base}/d2/c": 2}
     listings = []
     listed = type(fs.client).list
