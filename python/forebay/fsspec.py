@@ -52,6 +52,7 @@ from .errors import (
     PermissionDenied,
     PreconditionFailed,
     RangeNotSatisfiable,
+    Unsupported,
 )
 
 __all__ = ["ForebayFile", "ForebayFileSystem"]
@@ -831,9 +832,10 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, **kwargs: Any
     ) -> ForebayFile:
-        if mode not in ("rb", "wb", "xb"):
+        if mode not in ("rb", "wb", "xb", "ab"):
             raise ValueError(
-                f"mode {mode!r} is not offered: give rb, wb or xb, for objects are written whole"
+                f"mode {mode!r} is not offered: give rb, wb, xb or ab, for objects are written"
+                " whole"
             )
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
@@ -841,6 +843,11 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
         )
         file.is_new = mode == "xb"
+        if mode == "ab":
+            with contextlib.suppress(FileNotFoundError):
+                about = self.info(path)
+                if about["type"] == "file":
+                    file.append_to(about)
         if mode == "rb" and not file.size and file.details["type"] == "directory":
             raise IsADirectoryError(self._why_no_file(path))
         return file
@@ -864,11 +871,18 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
 
 class ForebayFile(AbstractBufferedFile):
     """An object opened for reading (by ranges, with read-ahead) or for writing (kept aside, and
-    written as a whole when it is closed).
+    written as a whole when it is closed; with what it had before, if it was opened to append).
     """
 
     #: Whether it is only written where no object is.
     is_new = False
+    #: What is appended to: an object of so many bytes.
+    had: int | None = None
+
+    def append_to(self, about: dict[str, Any]) -> None:
+        """Goes on after what an object has."""
+        self.details = about
+        self.had = self.loc = about["size"]
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         """Bytes of the version that was opened.
@@ -884,6 +898,9 @@ class ForebayFile(AbstractBufferedFile):
 
     def _initiate_upload(self) -> None:
         self._spool = tempfile.SpooledTemporaryFile(max_size=SPOOL_MAX_BYTES)
+        had = self.had or 0
+        for at in range(0, had, PIECE_BYTES):
+            self._spool.write(self._fetch_range(at, min(at + PIECE_BYTES, had)))
 
     def _upload_chunk(self, final: bool = False) -> bool:
         self._spool.write(self.buffer.getvalue())
@@ -898,8 +915,25 @@ class ForebayFile(AbstractBufferedFile):
             self.autocommit = False
             self.flush(force=True)
         self._spool.seek(0)
-        self.fs._put(self.path, self._spool, self.is_new)
+        if self.had is None:
+            self.fs._put(self.path, self._spool, self.is_new)
+        else:
+            self._append()
         self._spool.close()
+
+    def _append(self) -> None:
+        """Writes what there was and more, unless somebody else has written meanwhile."""
+        client, opened = self.fs.client, self.details.get("ETag")
+        try:
+            client.put(self.path, self._spool, if_match=opened)
+        except PreconditionFailed as e:
+            raise _changed(self.path, opened) from e
+        except Unsupported:
+            # Not every origin knows the condition.
+            if client.head(self.path).etag != opened:
+                raise _changed(self.path, opened) from None
+            self._spool.seek(0)
+            client.put(self.path, self._spool)
 
     def discard(self) -> None:
         """Discards what was written."""
@@ -1021,11 +1055,14 @@ def _check_depth(maxdepth: int | None) -> None:
 def _check_version(name: str, opened: str | None, got: Buffer) -> None:
     """Raises Changed for bytes of another version than that which was opened."""
     if opened and got.etag and got.etag != opened:
-        raise Changed(
-            f"{name} was overwritten while it was open: version {opened} was"
-            f" opened, and the node now has version {got.etag}",
-            hint="open it again",
-        )
+        raise _changed(name, opened, f", and the node now has version {got.etag}")
+
+
+def _changed(name: str, opened: str | None, now: str = "") -> Changed:
+    return Changed(
+        f"{name} was overwritten while it was open: version {opened} was opened{now}",
+        hint="open it again",
+    )
 
 
 def _parents(path: str) -> Iterator[str]:

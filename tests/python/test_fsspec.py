@@ -509,6 +509,33 @@ def test_a_transaction_ends_before_its_files_are_closed(fs, scratch):
         assert not fs.exists(f"{base}/given-up")
 
 
+def test_files_that_are_opened_to_append(fs, tables, scratch, monkeypatch):
+    """As loggers and pandas do. What somebody else appends meanwhile is not lost."""
+    local = fsspec.filesystem("forebay", url=tables.url)
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 4)
+    for files, base in ((fs, f"scratch/{scratch}"), (local, "tables/append")):
+        name = f"{base}/log"
+        for line in ("first\n", "second\n", "third, which is longer\n"):
+            with files.open(name, "a", block_size=8) as file:
+                file.write(line)
+        assert files.cat(name) == b"first\nsecond\nthird, which is longer\n"
+        file = files.open(name, "ab")
+        assert file.tell() == files.size(name) == 36
+        file.write(b"lost")
+        files.pipe(name, b"of another")
+        with pytest.raises(forebay.Changed, match="log was overwritten"):
+            file.close()
+        assert files.cat(name) == b"of another"
+        with pytest.raises(ValueError, match="rb, wb, xb or ab"):
+            files.open(name, "r+b")
+        files.rm(base, recursive=True)
+    frame = pd.DataFrame({"a": [1, 2]})
+    table, options = f"forebay://scratch/{scratch}.csv", {"node": fs.client.url}
+    frame.to_csv(table, index=False, storage_options=options)
+    frame.to_csv(table, index=False, header=False, mode="a", storage_options=options)
+    assert pd.read_csv(table, storage_options=options)["a"].tolist() == [1, 2, 1, 2]
+
+
 def test_the_time_of_a_file_is_no_text(fs):
     """The latest text is that of a Wednesday."""
     about = fs.info("train/one")
