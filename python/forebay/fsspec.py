@@ -626,6 +626,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         **kwargs: Any,
     ) -> None:
         """As fsspec's, but ``batch_size`` files are transferred at the same time."""
+        lpath = os.fspath(lpath) if isinstance(lpath, os.PathLike) else lpath
         plan = _Plan.of(self)
         plan.get(rpath, lpath, recursive=recursive, maxdepth=maxdepth, **kwargs)
 
@@ -710,6 +711,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         **kwargs: Any,
     ) -> None:
         """As fsspec's, but ``batch_size`` files are transferred at the same time."""
+        lpath = os.fspath(lpath) if isinstance(lpath, os.PathLike) else lpath
         plan = _Plan.of(self)
         plan.put(lpath, rpath, recursive=recursive, maxdepth=maxdepth, **kwargs)
 

@@ -310,6 +310,9 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
     fs.pipe(f"{base}/d/a", b"last")
     fs.get([f"{base}/a", f"{base}/d/a"], [str(tmp_path / "a")] * 2)
     assert (tmp_path / "a").read_bytes() == b"last"
+    fs.get(f"{base}/d/a", tmp_path / "by-path")
+    fs.put(tmp_path / "by-path", f"{base}/e/by-path")
+    assert fs.cat(f"{base}/e/by-path") == b"last"
     file = io.BytesIO()
     fs.get_file(f"{base}/a", file)
     assert file.getvalue() == data
