@@ -689,7 +689,11 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     def _receive(self, name: str, piece: Buffer, file: IO[bytes], callback: Any) -> None:
         """Writes an object, of which this is the first piece, into a file."""
         opened, at = piece.etag, len(piece)
-        size = at if at < PIECE_BYTES else self.client.head(name).size
+        size = at
+        if at == PIECE_BYTES:
+            about = self.client.head(name)
+            _check_version(name, opened, about)
+            size = about.size
         callback.set_size(size)
         while True:
             file.write(memoryview(piece))
@@ -1054,7 +1058,7 @@ def _check_depth(maxdepth: int | None) -> None:
         raise ValueError("maxdepth must be at least 1")
 
 
-def _check_version(name: str, opened: str | None, got: Buffer) -> None:
+def _check_version(name: str, opened: str | None, got: Buffer | ObjectInfo) -> None:
     """Raises Changed for bytes of another version than that which was opened."""
     if opened and got.etag and got.etag != opened:
         raise _changed(name, opened, f", and the node now has version {got.etag}")

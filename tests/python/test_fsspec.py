@@ -301,6 +301,18 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
         fs.get(base, str(tmp_path / "down"), recursive=True)
     assert [*(tmp_path / "down").iterdir()] == []
     monkeypatch.undo()
+
+    def overwrites(self, name, start, length):
+        got = piece(self, name, start, length)
+        fs.pipe(name, data[:1000])
+        return got
+
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+    monkeypatch.setattr(ForebayFileSystem, "_piece", overwrites)
+    with pytest.raises(forebay.Changed):
+        fs.get(f"{base}/c", str(tmp_path / "c"))
+    assert not (tmp_path / "c").exists()
+    monkeypatch.undo()
     # What was there stays, if there is nothing to read.
     (tmp_path / "there").write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
