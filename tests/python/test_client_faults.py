@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -396,6 +399,32 @@ def test_an_answer_of_another_server_is_told_as_one(answer, shown, monkeypatch):
             assert url.removeprefix("http://") in said.message and said.status == answer[0]
             again = pickle.loads(pickle.dumps(said))
             assert str(again) == str(said) and type(again) is type(said)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_commands_hint_at_the_address_where_something_else_answers(monkeypatch):
+    """Also where its answers have an id, as servers behind some proxies give one."""
+    page = (200, "<html>Sign in</html>", {"X-Request-Id": "1", "Content-Type": "text/plain"})
+    monkeypatch.setattr(Foreign, "answer", page)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
+    threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    ).start()
+    node = f"--node=http://127.0.0.1:{server.server_address[1]}"
+    try:
+        for command in (
+            "ls",
+            "index bk/*.parquet",
+            "warm bk/x",
+            "show bk/x/",
+            "reshard bk/x/ bk/y/",
+        ):
+            arguments = [sys.executable, "-m", "forebay", *command.split(), node]
+            done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1, (command, done.stderr)
+            assert re.search("hint: check .*Forebay node of this version", done.stderr), command
     finally:
         server.shutdown()
         server.server_close()

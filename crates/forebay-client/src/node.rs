@@ -359,8 +359,12 @@ impl Node {
     ) -> Result<Answer, Missed> {
         let mut answer = Answer::new(self.clone(), response, sender);
         // Other servers, as a portal that one has to sign in at, answer to everything. (A node's
-        // page of metrics is none of the API, and has no id.)
-        let is_of_node = || ErrorDocument::is_of_node(|name| answer.header(name));
+        // metrics are none of the API, and have no id; and only objects may be pages.)
+        let is_page = || {
+            let kind = answer.header("content-type").unwrap_or_default();
+            !call.method.is_safe() && kind.starts_with("text/html")
+        };
+        let is_of_node = || ErrorDocument::is_of_node(|name| answer.header(name)) && !is_page();
         if answer.status.is_success() && (!call.path.starts_with("/v1/") || is_of_node()) {
             return Ok(answer);
         }

@@ -137,7 +137,7 @@ impl ErrorDocument {
                 found.is_some_and(|found| found.eq_ignore_ascii_case(begin.as_bytes()))
             });
             // The HTTP library answers by itself, too: with errors that have no body.
-            let is_ours = Self::is_of_node(&header) || (text.is_empty() && !is_success);
+            let is_ours = !is_success && (Self::is_of_node(&header) || text.is_empty());
             let shown = match text.starts_with('<') {
                 true => text_of_page(text),
                 false => text.to_owned(),

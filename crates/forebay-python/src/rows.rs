@@ -99,7 +99,10 @@ impl<T> Work<'_, T> {
             let told = (self.sort)(&line).map_err(|e| {
                 let of = self.of;
                 let message = format!("the node sent an unreadable event while {of}: {e}");
-                Failure::new(Class::ServerError, message)
+                Failure::new(Class::ServerError, message).hint(
+                    "check the address (--node, url=, FOREBAY_NODE): is it that of a Forebay node \
+                     of this version?",
+                )
             })?;
             match told {
                 Told::Progress => progress(&line),

@@ -135,7 +135,8 @@ async fn open(client: &Client, spec: &DatasetSpec, what: &str) -> Outcome<Opened
     let mut progress = Progress::objects("index");
     while let Some(line) = lines.next().await? {
         let event: OpenEvent = serde_json::from_slice(&line).map_err(|e| {
-            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).caused_by(e)
+            let what = format!("the node sent a line that cannot be parsed: {e}");
+            forebay_client::Failure::Malformed(Error::corrupt(what).caused_by(e))
         })?;
         match event {
             OpenEvent::Opened(opened) => return Ok(*opened),

@@ -166,7 +166,8 @@ async fn follow(client: &Client, call: &Call, what: &str, out: &mut Out) -> Outc
     let mut progress = Progress::objects("warm");
     while let Some(line) = lines.next().await? {
         let event = serde_json::from_slice(&line).map_err(|e| {
-            Error::corrupt(format!("the node sent a line that cannot be parsed: {e}")).caused_by(e)
+            let what = format!("the node sent a line that cannot be parsed: {e}");
+            forebay_client::Failure::Malformed(Error::corrupt(what).caused_by(e))
         })?;
         match event {
             WarmEvent::Report(report) => return Ok(report),

@@ -492,6 +492,19 @@ async fn who_answers_to_everything_is_not_taken_for_a_node() {
 }
 
 #[tokio::test]
+async fn a_page_is_no_answer_to_a_write() {
+    let headers = "x-request-id: r-1\r\ncontent-type: text/html; charset=utf-8\r\n";
+    let (url, _) = node(move |_| answer(200, headers, b"<p>Sign in</p>")).await;
+    let object = |method| Call::new(method, "/v1/objects/b/k");
+    let failed = client(&url).call(&object(Method::PUT)).await;
+    let error = Error::from(failed.err().unwrap());
+    let said = "is not a Forebay node: it said 200 (Sign in)";
+    assert!(error.message().contains(said), "{}", error.message());
+    // But an object may be one.
+    assert!(client(&url).call(&object(Method::GET)).await.is_ok());
+}
+
+#[tokio::test]
 async fn an_answer_that_is_cut_looks_cut() {
     for cut in [
         &b"HTTP/1.1 200 OK\r\nx-request-id: r-1\r\ncontent-length: 9\r\n\r\nhalf"[..],
