@@ -42,7 +42,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
 from fsspec.utils import isfilelike, tokenize
 
 from ._forebay import Buffer, Client, ObjectInfo
-from ._pools import Pool
+from ._pools import Pool, is_exiting
 from .errors import (
     Changed,
     Conflict,
@@ -564,7 +564,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         if batch_size == 0 or batch_size < -1:
             raise ValueError(f"batch_size is {batch_size}: give 1 or more, or -1 for as many as go")
         most = AT_ONCE_MAX if batch_size == -1 else min(batch_size, AT_ONCE_MAX)
-        if len(items) < 2 or most == 1:
+        # What runs when the interpreter ends gets no threads.
+        if len(items) < 2 or most == 1 or is_exiting():
             return [call(item) for item in items]
         over = over or threading.Event()
         with Pool(min(most, len(items)), thread_name_prefix="forebay-files") as pool:

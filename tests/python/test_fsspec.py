@@ -6,6 +6,8 @@ import datetime
 import gc
 import io
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -340,6 +342,20 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
     assert fs.cat(f"{base}/x") == b"x"
     with pytest.raises(FileExistsError):
         fs.put_file(str(tmp_path / "x"), f"{base}/x", mode="create")
+
+
+def test_files_are_still_written_when_the_interpreter_ends(fs, node, scratch, tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_bytes(name.encode())
+    script = (
+        "import atexit, fsspec\n"
+        f"fs = fsspec.filesystem('forebay', url={node.url!r})\n"
+        f"atexit.register(fs.put, {str(tmp_path)!r}, 'scratch/{scratch}', recursive=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    names = [f"scratch/{scratch}/{name}" for name in "abc"]
+    assert fs.cat(names) == dict(zip(names, [b"a", b"b", b"c"], strict=True))
 
 
 class Names:
