@@ -72,6 +72,8 @@ const DIRECTORY_SHARE: u64 = 32;
 pub(super) const COPIED_HERE_BYTES: u64 = 256 << 10;
 const COPIED_HERE_ROWS: usize = 1024;
 const COPIED_HERE_ARRAYS: usize = 1024;
+/// Of so many blocks at most, those in memory are looked up one after the other.
+const KEPT_AT_ONCE: usize = 256;
 /// Fewer rows than this are grouped by block, and their sizes added up, on the runtime's threads:
 /// about a millisecond.
 const GROUPED_HERE_ROWS: usize = 8192;
@@ -222,8 +224,18 @@ impl Rows {
             joined(tokio::task::spawn_blocking(move || group(&dataset, &rows)).await)??
         };
         let one_block = parts.len() == 1;
-        let laid = self.read_laid(dataset, parts, picks, &keys, memory, how);
-        let (laid, rest, mut picks) = match laid.await? {
+        let laid = match self.all_kept(dataset, parts, &keys) {
+            Ok(read) => FromLaid::Some {
+                read,
+                rest: Vec::new(),
+                picks,
+            },
+            Err(parts) => {
+                self.read_laid(dataset, parts, picks, &keys, memory, how)
+                    .await?
+            }
+        };
+        let (laid, rest, mut picks) = match laid {
             FromLaid::All(batch) => {
                 let memory = std::mem::take(memory);
                 return Ok(RowBatch { batch, memory });
@@ -231,14 +243,16 @@ impl Rows {
             FromLaid::Some { read, rest, picks } => (read, rest, picks),
         };
         let (mut waiting, mut pending) = (VecDeque::from(rest), FuturesUnordered::new());
-        let mut read = Vec::new();
+        let mut read = Vec::with_capacity(laid.len() + waiting.len());
         let mut held = memory.held.first().map_or(0, Reservation::bytes);
         let (mut answer, mut copied) = (0u64, 0u64);
         for (number, part, done) in laid {
             let (part, done, (all, once)) = sized(part, done).await?;
             answer = answer.saturating_add(all);
             self.check_answer(answer)?;
-            copied += once;
+            if done.whole.is_none() {
+                copied += once;
+            }
             read.push((number, part, done));
         }
         if how.lean && copied > held {
@@ -361,6 +375,32 @@ impl Rows {
     ) -> (usize, Part, bool, Result<PartRead>) {
         let read = self.part(dataset, &part, &keys).await;
         (number, part, keys.patient, read)
+    }
+
+    /// Parts of a request that reads whole blocks, if all of these are in memory: most requests of
+    /// an order by blocks. `Err`: the parts as they were; some are not.
+    fn all_kept(
+        &self,
+        dataset: &Dataset,
+        parts: Vec<Part>,
+        keys: &Keys,
+    ) -> std::result::Result<Vec<(usize, Part, PartRead)>, Vec<Part>> {
+        if !keys.whole || parts.len() > KEPT_AT_ONCE {
+            return Err(parts);
+        }
+        let block = |part: &Part| {
+            let key = self.block_key(dataset, part.file, part.block, keys);
+            self.inner.cache.get(&key)
+        };
+        let Some(blocks) = parts.iter().map(block).collect::<Option<Vec<_>>>() else {
+            return Err(parts);
+        };
+        let kept = parts.into_iter().zip(blocks).enumerate();
+        let kept = kept.map(|(number, (part, block))| {
+            self.was_kept(dataset, &part);
+            (number, part, PartRead::whole(block))
+        });
+        Ok(kept.collect())
     }
 
     /// A part of a block that is in memory as a whole.
