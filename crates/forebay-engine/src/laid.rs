@@ -30,6 +30,27 @@ impl Engine {
         store.append_part(name, version, piece, range, wait, out)
     }
 
+    /// Appends a range of a piece, which has so many bytes, as it lies on the disk: the caller
+    /// verifies it.
+    /// `false`, with `out` unchanged: it is not here, or could not be read.
+    ///
+    /// # Errors
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
+    pub fn append_rows_unverified(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        piece: (Part, u64),
+        range: Range<u64>,
+        wait: Wait,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, WouldWait> {
+        let Some(store) = self.store_for(name) else {
+            return Ok(false);
+        };
+        store.append_part_unverified(name, version, piece, range, wait, out)
+    }
+
     /// Counts bytes of rows that came from here.
     pub fn gave_rows(&self, bytes: u64) {
         if bytes > 0 {

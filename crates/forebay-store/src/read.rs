@@ -5,7 +5,8 @@
 //! blocks that the range touches, directly into the caller's buffer.
 //!
 //! Invariant: no byte leaves before its checksum is verified, and only under the name and key that
-//! it was written for. On any failure the caller's buffer is as before.
+//! it was written for. On any failure the caller's buffer is as before. (One function leaves the
+//! verifying to its caller, whose data have checksums of their own; its name says so.)
 
 use crate::{
     index::Entry,
@@ -251,5 +252,46 @@ impl Inner {
         let entry = self.index.peek(key)?;
         let segment = self.segments.get(entry.slot())?;
         read_record(&entry, &segment, name, Wait::May, use_it).ok()
+    }
+
+    /// Appends a range of the data of the record of `key`, which has `data_len` bytes of them, as
+    /// they lie there: neither the record nor its name is looked at. `false`, with `out` unchanged:
+    /// there is no such record, or it could not be read.
+    ///
+    /// # Errors
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
+    pub fn append_unverified(
+        &self,
+        key: u128,
+        data_len: u64,
+        range: Range<u64>,
+        wait: Wait,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, WouldWait> {
+        let Some((entry, segment)) = self.index.locate(key, &self.segments) else {
+            return Ok(false);
+        };
+        // The data are what a record ends with.
+        let Some(before_data) = u64::from(entry.len).checked_sub(data_len) else {
+            return Ok(false);
+        };
+        if range.start > range.end || range.end > data_len {
+            return Ok(false);
+        }
+        let begin = out.len();
+        let (len, at) = (
+            (range.end - range.start) as usize,
+            entry.offset() + before_data + range.start,
+        );
+        match read_append(&segment, wait, out, len, at) {
+            Ok(()) => Ok(true),
+            Err(miss) => {
+                out.truncate(begin);
+                match miss {
+                    Miss::Waits => Err(WouldWait),
+                    _ => Ok(false),
+                }
+            }
+        }
     }
 }

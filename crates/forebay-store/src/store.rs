@@ -324,6 +324,29 @@ impl Store {
         Ok(appended.is_some())
     }
 
+    /// Appends a range of a part, of which the caller knows the size, as it lies on the disk: for
+    /// those who verify it by a checksum of their own, which must tell whose bytes they are, too. One
+    /// read of just these bytes, where [`append_part`](Self::append_part) reads the record's beginning
+    /// and the blocks around them as well. Whoever finds that they are not what was written reads
+    /// them again by that, so that damage is noticed.
+    ///
+    /// `false`, with `out` unchanged: it is not here, has another size, or could not be read.
+    ///
+    /// # Errors
+    /// Only under [`Wait::MustNot`]; `out` is unchanged.
+    pub fn append_part_unverified(
+        &self,
+        name: &ObjectName,
+        version: VersionId,
+        (part, bytes): (Part, u64),
+        range: Range<u64>,
+        wait: Wait,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, WouldWait> {
+        let key = part_key(self.inner.head_key(name), version, part);
+        self.inner.append_unverified(key, bytes, range, wait, out)
+    }
+
     /// Stores a head, replacing any older one of the name; parts of other versions become
     /// unreachable. Objects up to [`CHUNK_BYTES`] carry their bytes as `inline`.
     ///

@@ -81,6 +81,14 @@ fn objects_of_all_sizes_come_back_whole_and_by_range() {
                         a as u64..b as u64,
                     );
                     assert_eq!(part.unwrap(), want[a..b], "{size}: {a}..{b}");
+                    let part = read_unverified(
+                        store,
+                        &name("big"),
+                        m.version(),
+                        (Part::Chunk(i as u32), size as u64),
+                        a as u64..b as u64,
+                    );
+                    assert_eq!(part.unwrap(), want[a..b], "{size}: {a}..{b}");
                     {
                         let mut out = vec![9];
                         let range = a as u64..b as u64;
@@ -102,6 +110,16 @@ fn objects_of_all_sizes_come_back_whole_and_by_range() {
                 )
                 .is_none()
             );
+            // Nor what it would have if it were smaller, or if the record were all data.
+            for (of, range) in [
+                (0, 0..1),
+                (size as u64, 0..size as u64 + 1),
+                (1 << 32, 0..1),
+            ] {
+                let part = (Part::Chunk(i as u32), of);
+                let read = read_unverified(store, &name("big"), m.version(), part, range);
+                assert!(read.is_none());
+            }
             assert!(
                 store
                     .append_inline(&n, Wait::May, &mut vec![], |m, _| Some(0..m.size + 1))

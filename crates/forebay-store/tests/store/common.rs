@@ -102,6 +102,24 @@ pub fn read_part(
     store.part(name, version, part, range, Wait::May).unwrap()
 }
 
+/// The same of a part of so many bytes, as it lies on the disk.
+pub fn read_unverified(
+    store: &Store,
+    name: &ObjectName,
+    version: VersionId,
+    part: (Part, u64),
+    range: Range<u64>,
+) -> Option<Vec<u8>> {
+    let mut out = b"in front".to_vec();
+    let found = store.append_part_unverified(name, version, part, range, Wait::May, &mut out);
+    assert_eq!(&out[..8], b"in front");
+    if found == Ok(true) {
+        return Some(out.split_off(8));
+    }
+    assert_eq!((found, out.len()), (Ok(false), 8));
+    None
+}
+
 pub fn read_inline(store: &Store, name: &ObjectName) -> Option<Vec<u8>> {
     let mut out = b"in front".to_vec();
     let appended = store.append_inline(name, Wait::May, &mut out, |meta, out| {

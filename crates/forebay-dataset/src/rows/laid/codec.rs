@@ -27,7 +27,7 @@ use forebay_core::{Error, Result};
 use std::ops::Range;
 
 /// Changes with the form of the bytes.
-pub(super) const FORM: u32 = 1;
+pub(super) const FORM: u32 = 2;
 
 /// Whether rows of these columns can be laid out.
 pub(super) fn supports(schema: &SchemaRef) -> bool {
