@@ -92,11 +92,20 @@ def _in_known_dictionary(kind: Any) -> Any:
     return kind
 
 
+def is_text_view(kind: Any) -> bool:
+    """By the name: PyArrow before 16 has neither the type nor a function that asks for it."""
+    return str(kind) == "string_view"
+
+
+def is_bytes_view(kind: Any) -> bool:
+    return str(kind) == "binary_view"
+
+
 def _with_offsets(kind: Any) -> Any:
     """Texts or bytes with offsets for views; other types as they are."""
-    if types.is_string_view(kind):
+    if is_text_view(kind):
         return pa.large_string()
-    return pa.large_binary() if types.is_binary_view(kind) else kind
+    return pa.large_binary() if is_bytes_view(kind) else kind
 
 
 def _with(
@@ -224,14 +233,14 @@ def _in_dictionary(kind: Any) -> Any:
 
 
 def _is_text(kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or is_text_view(kind))
 
 
 def _is_bytes(kind: Any) -> bool:
     return bool(
         types.is_binary(kind)
         or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
+        or is_bytes_view(kind)
         or types.is_fixed_size_binary(kind)
     )
 

@@ -619,13 +619,15 @@ def plain(array: Any) -> Any:
     """A column in a form that all comparisons know."""
     import pyarrow as pa
 
+    from ._alike import is_bytes_view, is_text_view
+
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type):
+    if is_text_view(array.type):
         return array.cast(pa.large_string())
-    if pa.types.is_binary_view(array.type):
+    if is_bytes_view(array.type):
         return array.cast(pa.large_binary())
     return array
 
@@ -633,14 +635,16 @@ def plain(array: Any) -> Any:
 def _check_type(expression: OfColumn, kind: Any, value: Any) -> None:
     import pyarrow as pa
 
+    from ._alike import is_bytes_view, is_text_view
+
     t = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         # JSON, say, which is compared as the text that it is stored as.
         kind = kind.storage_type
     if t.is_dictionary(kind):
         kind = kind.value_type
-    texts = t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)
-    some_bytes = t.is_binary(kind) or t.is_large_binary(kind) or t.is_binary_view(kind)
+    texts = t.is_string(kind) or t.is_large_string(kind) or is_text_view(kind)
+    some_bytes = t.is_binary(kind) or t.is_large_binary(kind) or is_bytes_view(kind)
     some_bytes = some_bytes or t.is_fixed_size_binary(kind)
     if isinstance(expression, StartsWith):
         fits = isinstance(value, str) if texts else isinstance(value, bytes) and some_bytes

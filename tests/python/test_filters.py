@@ -186,6 +186,16 @@ def test_the_node_leaves_the_rows_that_pyarrow_leaves(site, monkeypatch):
     assert sum(outcomes(site).values()) - before >= compared / 2 > 10, "the node was asked"
 
 
+@pytest.mark.parametrize("where", ["node", "here"])
+def test_pyarrow_before_views_were_there_will_do(site, monkeypatch, where):
+    for name in ("is_string_view", "is_binary_view"):
+        monkeypatch.delattr(pa.types, name)
+    if where == "here":
+        monkeypatch.setattr("forebay._filter._by_node", lambda *a: None)
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    assert rows_of(ds.filter((col("text") == "x") & (col("id") < 3))) == [0, 1, 2]
+
+
 def test_files_may_have_columns_of_different_types(tmp_path):
     files = [
         pa.table({"n": pa.array([1, 2, None, 40], pa.int32()), "t": ["a", "b", "c", "d"]}),
