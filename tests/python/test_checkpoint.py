@@ -34,6 +34,7 @@ from clusters import eventually
 from conftest import s3_client
 from forebay.checkpoint import _wire
 from servers import Node, Versitygw, forebay_program, free_port
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 
 def state(scale: int = 1, mib: int = 24) -> dict:
@@ -2163,6 +2164,25 @@ def test_a_save_of_dcp_that_fails_leaves_nothing_at_the_node(site):
         assert [c["state"] for c in staged(site, "dcp-failed/d")] == ["staging"]
     dcp.save(wanted, storage_writer=writer, no_dist=True)
     assert writer.handle.wait(60).durable
+
+
+def test_pytorch_before_dcp_had_extensions_will_do(site, monkeypatch):
+    name, wanted = "s3://runs/dcp-without-extensions", {"w": torch.rand(10, 10)}
+    dcp.save(wanted, storage_writer=ckpt.StorageWriter(name, client=site.client), no_dist=True)
+    reader = ckpt.StorageReader(name, client=site.client)
+    read = reader.read_metadata
+
+    def read_metadata(*args, **kwargs):
+        metadata = read(*args, **kwargs)
+        for info in metadata.storage_data.values():
+            vars(info).pop("transform_descriptors", None)
+        return metadata
+
+    monkeypatch.setattr(reader, "read_metadata", read_metadata)
+    monkeypatch.delattr(_StorageInfo, "transform_descriptors")
+    found = {"w": torch.zeros(10, 10)}
+    dcp.load(found, storage_reader=reader, no_dist=True)
+    assert found["w"].equal(wanted["w"])
 
 
 def test_slabs_are_the_parts_of_a_stored_tensor():

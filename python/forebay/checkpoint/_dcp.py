@@ -805,10 +805,11 @@ class StorageReader(_StorageReader):
                 raise self._not_planned(item)
             file = reading.file_of(info.relative_path)
             data = getattr(info, "forebay", {}).get("data")
-            if info.transform_descriptors:
+            # PyTorch before 2.7 does not know of them.
+            if extensions := getattr(info, "transform_descriptors", None):
                 raise InvalidRequest(
                     f"{self.path}: {item.storage_index} went through extensions of DCP"
-                    f" ({', '.join(info.transform_descriptors)}), which this reader does not have"
+                    f" ({', '.join(extensions)}), which this reader does not have"
                 )
             if data is None:
                 small.append((file, info.offset, info.length, _whole(item, planner)))
