@@ -26,7 +26,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from ._needs import needs
+
+with needs("forebay.dali"):
+    import numpy as np
 
 from ._lease import Lease
 from ._plan import State

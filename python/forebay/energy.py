@@ -31,6 +31,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from ._needs import needs
+
+with needs("forebay.energy"):
+    import numpy  # noqa: F401
+
 from . import _forebay, _ledger
 from ._readings import Domain
 from .errors import InvalidRequest

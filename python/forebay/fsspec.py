@@ -36,10 +36,13 @@ from glob import has_magic
 from typing import IO, Any, TypeVar
 from urllib.parse import quote
 
-from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.config import conf
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
-from fsspec.utils import isfilelike, tokenize
+from ._needs import needs
+
+with needs("forebay.fsspec"):
+    from fsspec.callbacks import DEFAULT_CALLBACK
+    from fsspec.config import conf
+    from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
+    from fsspec.utils import isfilelike, tokenize
 
 from ._forebay import Buffer, Client, ObjectInfo
 from ._pools import Pool, is_exiting

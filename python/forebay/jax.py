@@ -21,7 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Unpack, overload
 
-import jax
+from ._needs import needs
+
+with needs("forebay.jax"):
+    import jax
+    import numpy  # noqa: F401
 
 from ._collate import to_jax
 from ._loadable import B, Common, Loadable

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NewType, cast, overload
 import numpy as np
 
 from ._arrow import Column, columns
+from ._needs import needs
 from ._words import counted, listed
 
 if TYPE_CHECKING:
@@ -457,7 +458,8 @@ def _with_one_schema(batches: list[Any]) -> list[Any]:
 
 def tensor_of(name: str, array: np.ndarray) -> torch.Tensor | list[Any]:
     """An array of :meth:`Rows.numpy` for PyTorch."""
-    import torch
+    with needs("rows.torch()"):
+        import torch
 
     def one(value: Any) -> Any:
         if isinstance(value, np.ma.MaskedArray):

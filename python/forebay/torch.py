@@ -39,8 +39,12 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-import torch.utils.data
+from ._needs import needs
+
+with needs("forebay.torch"):
+    import numpy  # noqa: F401
+    import torch
+    import torch.utils.data
 
 from . import _place
 from ._arguments import check_client, flag, whole_number

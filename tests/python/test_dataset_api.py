@@ -496,6 +496,37 @@ def test_the_client_alone_needs_no_numpy():
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert "pip install numpy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "install"),
+    [
+        ("torch", "torch", "forebay.torch needs PyTorch: pip install torch"),
+        ("torch", "numpy", "forebay.torch needs NumPy: pip install numpy"),
+        ("jax", "jax", "forebay.jax needs JAX: pip install jax"),
+        ("fsspec", "fsspec", "forebay.fsspec needs fsspec: pip install fsspec"),
+        ("ray", "numpy", "forebay.ray needs NumPy: pip install numpy"),
+        ("dali", "numpy", "forebay.dali needs NumPy: pip install numpy"),
+        ("energy", "numpy", "forebay.energy needs NumPy: pip install numpy"),
+        ("checkpoint", "numpy", "forebay.checkpoint needs NumPy: pip install numpy"),
+        ("checkpoint._formats", "torch", "forebay.checkpoint needs PyTorch: pip install torch"),
+        ("checkpoint._dcp", "torch", "forebay.checkpoint needs PyTorch: pip install torch"),
+    ],
+)
+def test_a_module_says_which_package_it_needs(module, missing, install):
+    script = f"""
+import sys
+
+class Missing:
+    def find_spec(name, *args):
+        if name == {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing)
+import forebay.{module}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"ModuleNotFoundError: {install}\n" in done.stderr
     with pytest.raises(AttributeError):
         forebay.nothing
 

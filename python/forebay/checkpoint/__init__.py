@@ -26,6 +26,11 @@ from __future__ import annotations
 import datetime
 import typing
 
+from .._needs import needs
+
+with needs("forebay.checkpoint"):
+    import numpy  # noqa: F401
+
 from .._arguments import client_of, flag
 from .._forebay import Client
 from ..errors import ConnectionFailed, InvalidRequest, Unsupported

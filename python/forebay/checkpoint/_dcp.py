@@ -17,7 +17,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future as Begun
 from concurrent.futures import wait
 
-import torch
+from .._needs import needs
+
+with needs("forebay.checkpoint"):
+    import torch
+
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,

@@ -10,7 +10,11 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-import torch
+from .._needs import needs
+
+with needs("forebay.checkpoint"):
+    import torch
+
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
