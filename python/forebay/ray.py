@@ -18,6 +18,7 @@ several nodes. Tokens do not travel: set ``FOREBAY_TOKEN`` in the workers' envir
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import time
@@ -28,7 +29,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import numpy as np
+from ._needs import needs
+
+with needs("forebay.ray"):
+    import numpy as np
 
 try:
     import ray.data
@@ -121,7 +125,8 @@ class _Range:
     order: Shuffle
     seed: int
     epoch: int
-    columns: list[str] | None
+    #: The columns that are wanted, and what they are called. None: all.
+    columns: dict[str, str] | None
     start: int
     stop: int
     rows: int
@@ -132,12 +137,23 @@ class _Range:
         datasets, weights, epoch_rows = self.sources
         order = Order(datasets, weights, epoch_rows, self.seed, self.order)
         # A task that wants no column counts rows.
-        datasets = chosen(datasets, datasets[0].columns[:1] if self.columns == [] else self.columns)
+        wanted = datasets[0].columns[:1] if self.columns == {} else self.columns
+        datasets = chosen(datasets, None if wanted is None else list(wanted))
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
             for rows in _pieces(datasets, numbers, of):
                 table = pa.Table.from_batches([rows.arrow()])
-                yield table.select([]) if self.columns == [] else table
+                yield table if self.columns is None else _called(table, self.columns)
+
+
+def _called(table: Any, columns: dict[str, str]) -> Any:
+    import pyarrow as pa
+
+    if not columns:
+        # As Ray itself reads Parquet: blocks without a column lose their number of rows in Ray
+        # before 2.54.
+        return table.select([]).append_column("__bsp_stub", pa.nulls(len(table)))
+    return table.select(list(columns)).rename_columns(list(columns.values()))
 
 
 class ForebayDatasource(Datasource):
@@ -167,7 +183,7 @@ class ForebayDatasource(Datasource):
         for part in datasets:
             part.block_shape  # noqa: B018 - asked for once
         datasets = chosen(datasets, columns)
-        self._projection_map = None
+        self._projection_map: dict[str, str] | None = None
         self._sources = (datasets, weights, epoch_rows)
         self._order, self._seed, self._epoch = order, seed, epoch
         plan = Order(datasets, weights, epoch_rows, seed, order)
@@ -176,7 +192,7 @@ class ForebayDatasource(Datasource):
 
     def _sample(self) -> tuple[float, Any]:
         """About the bytes of a row, at least 1, by some rows; and their schema."""
-        datasets, wanted = self._sources[0], self._get_data_columns() or None
+        datasets, wanted = self._sources[0], list(self._projection_map or ()) or None
         for name in wanted or ():
             if name not in datasets[0].columns:
                 raise InvalidRequest(
@@ -196,10 +212,35 @@ class ForebayDatasource(Datasource):
             schema = schema or rows.arrow().schema
             if size > SAMPLE_BYTES:
                 break
+        if schema is not None and self._projection_map:
+            schema = _called(schema.empty_table(), self._projection_map).schema
         return max(1.0, size / seen), schema
 
     def supports_projection_pushdown(self) -> bool:
         return True
+
+    def apply_projection(
+        self, columns: Any, renamed: dict[str, str] | None = None
+    ) -> ForebayDatasource:
+        """Ray before 2.52 gives names, and 2.51 new ones for some; later ones give what columns are
+        called, by name.
+        """
+        if isinstance(columns, dict):
+            return super().apply_projection(columns)
+        if columns is None and not renamed:
+            return self
+        now = self._projection_map
+        if now is None:
+            now = {name: name for name in self._sources[0][0].columns}
+        found, called = {name: column for column, name in now.items()}, renamed or {}
+        wanted = found if columns is None else columns
+        projected = copy.copy(self)
+        projected._projection_map = {found.get(n, n): called.get(n, n) for n in wanted}
+        return projected
+
+    def get_current_projection(self) -> list[str] | None:
+        """Ray before 2.52 asks for it."""
+        return None if self._projection_map is None else list(self._projection_map)
 
     def estimate_inmemory_data_size(self) -> int | None:
         if not self._rows:
@@ -229,7 +270,7 @@ class ForebayDatasource(Datasource):
                 self._order,
                 self._seed,
                 self._epoch,
-                self._get_data_columns(),
+                self._projection_map,
                 start,
                 stop,
                 rows,
