@@ -43,8 +43,15 @@ try:
     from datasets.table import table_cast
 except ImportError as e:
     raise ImportError(
-        "ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets: pip install datasets"
+        'ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets: pip install "datasets>=4.7"'
     ) from e
+
+#: Before 4.6, ``set_epoch()`` changes no order unless ``shuffle()`` was called. 4.7 has JSON.
+if tuple(map(int, hf.__version__.split(".")[:2])) < (4, 7):
+    raise ImportError(
+        "ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets 4.7 or newer, and"
+        f' {hf.__version__} is installed: pip install "datasets>=4.7"'
+    )
 
 from ._alike import as_known, taken
 from ._arguments import EPOCHS_MAX, flag_or_none, whole_number

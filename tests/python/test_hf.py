@@ -57,6 +57,12 @@ def fetched(monkeypatch):
     return numbers
 
 
+def test_datasets_that_are_too_old_are_refused():
+    script = "import datasets; datasets.__version__ = '4.6.1'; import forebay._hf"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "need Hugging Face datasets 4.7 or newer, and 4.6.1 is installed" in done.stderr
+
+
 # The iterable one.
 
 
