@@ -240,6 +240,14 @@ def test_safetensors_are_those_of_the_library(site):
         ckpt.load("s3://runs/st/b", client=site.client)
 
 
+def test_a_type_that_pytorch_does_not_have_is_told(site, monkeypatch):
+    tensors = {"scale": torch.zeros(4, dtype=torch.uint8).view(torch.float8_e8m0fnu)}
+    ckpt.save(tensors, "s3://runs/st/newer", client=site.client, format="safetensors")
+    monkeypatch.delitem(ckpt._formats._NAMES, "F8_E8M0")
+    with pytest.raises(forebay.Unsupported, match="type F8_E8M0, which PyTorch .* does not have"):
+        ckpt.load("s3://runs/st/newer", client=site.client)
+
+
 def test_safetensors_have_the_small_types_of_pytorch(site, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -2179,7 +2187,7 @@ def test_pytorch_before_dcp_had_extensions_will_do(site, monkeypatch):
         return metadata
 
     monkeypatch.setattr(reader, "read_metadata", read_metadata)
-    monkeypatch.delattr(_StorageInfo, "transform_descriptors")
+    monkeypatch.delattr(_StorageInfo, "transform_descriptors", raising=False)
     found = {"w": torch.zeros(10, 10)}
     dcp.load(found, storage_reader=reader, no_dist=True)
     assert found["w"].equal(wanted["w"])

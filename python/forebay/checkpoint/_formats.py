@@ -47,7 +47,8 @@ _DTYPES = {
 }
 #: Two numbers in each byte; PyTorch counts the bytes, and safetensors count the numbers.
 _PAIRS = getattr(torch, "float4_e2m1fn_x2", None)
-# Of newer releases of PyTorch.
+#: Of newer releases of PyTorch.
+_NEWER = ("F8_E8M0", "F4")
 if hasattr(torch, "float8_e8m0fnu"):
     _DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
 if _PAIRS is not None:
@@ -239,6 +240,12 @@ def load_safetensors(reading: Reading) -> dict[str, torch.Tensor]:
             kind, numbers = "", [-1]
         if not isinstance(kind, str) or not all(type(n) is int and n >= 0 for n in numbers):
             raise InvalidRequest(f"{reading.name}: the header of {file} does not describe {name!r}")
+        if kind in _NEWER and kind not in _NAMES:
+            raise Unsupported(
+                f"{reading.name}: {name!r} is of the type {kind}, which PyTorch {torch.__version__}"
+                " does not have",
+                hint="pip install --upgrade torch",
+            )
         if kind not in _NAMES:
             raise Unsupported(
                 f"{reading.name}: {name!r} is of the type {kind}, which this release of Forebay"
