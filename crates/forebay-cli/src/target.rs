@@ -33,8 +33,7 @@ impl Prefix {
         let (bucket, prefix) = name::without_scheme(text)
             .split_once('/')
             .unwrap_or((name::without_scheme(text), ""));
-        name::validate_bucket(bucket)
-            .map_err(|e| wrong(e, "as in bucket or bucket/prefix"))?;
+        name::validate_bucket(bucket).map_err(|e| wrong(e, "as in bucket or bucket/prefix"))?;
         Ok(Self {
             bucket: bucket.to_owned(),
             prefix: prefix.to_owned(),

@@ -49,14 +49,21 @@ pub(crate) struct Writes {
     names: Mutex<HashMap<ObjectName, usize>>,
     /// What writes that may ask for more hold together: a quarter of what may be held.
     growing: MemoryBudget,
+    /// What all writes hold together: half of what may be held, or what one of them needs. They wait
+    /// for each other here, because whoever waits at the budget itself is given all that comes free:
+    /// then nobody could read, and some who write send what they read meanwhile.
+    all: MemoryBudget,
 }
 
 impl Writes {
     pub(crate) fn new(budget: &MemoryBudget) -> Self {
+        let holdable = budget.holdable_bytes();
+        let one = limits::WRITE_BUFFER_MAX_BYTES.min(holdable);
         Self {
             places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
             names: Mutex::default(),
-            growing: MemoryBudget::with_holdable(budget.holdable_bytes() / 4),
+            growing: MemoryBudget::with_holdable(holdable / 4),
+            all: MemoryBudget::with_holdable((holdable / 2).max(one)),
         }
     }
 }
@@ -65,7 +72,9 @@ impl Writes {
 ///
 /// A write that finds no room to grow waits until it has all of that at once, and then asks for no
 /// more. Such writes end without waiting for others, and those that still grow never hold more than
-/// a quarter of what may be held. So writes do not wait for each other in a circle.
+/// a quarter of what may be held, beside which one more fits into what all writes may, as none grows
+/// where less than [`GROWS_FROM_BYTES`] may be held. So writes do not wait for each other in a
+/// circle, nor do those who have to read before they send more wait for writes.
 struct WriteMemory {
     engine: Engine,
     most_bytes: u64,
@@ -83,32 +92,31 @@ struct Held {
 impl WriteMemory {
     /// Holds enough for this many bytes of the body.
     async fn grow(&self, to_bytes: u64) -> Result<()> {
-        let (budget, growing) = (&self.engine.inner.budget, &self.engine.inner.writes.growing);
+        let (budget, writes) = (&self.engine.inner.budget, &self.engine.inner.writes);
         let to_bytes = to_bytes.min(self.most_bytes);
         let has = self.held.lock().bytes;
         if has >= to_bytes {
             return Ok(());
         }
         let more = to_bytes.max(2 * has).min(self.most_bytes) - has;
-        if let Ok(share) = growing.try_hold(more)
+        if let Ok(share) = writes.growing.try_hold(more)
+            && let Ok(part) = writes.all.try_hold(more)
             && let Ok(memory) = budget.try_hold(more)
         {
             let mut held = self.held.lock();
             held.bytes += more;
-            held.memory.push(memory);
+            held.memory.extend([part, memory]);
             held.shares.push(share);
             if held.bytes == self.most_bytes {
                 held.shares.clear();
             }
             return Ok(());
         }
-        let rest = budget
-            .hold(self.most_bytes - has)
-            .await
-            .map_err(|e| e.context("the write was broken off"))?;
+        let rest = self.engine.write_buffer(self.most_bytes - has).await;
+        let rest = rest.map_err(|e| e.context("the write was broken off"))?;
         let mut held = self.held.lock();
         held.bytes = self.most_bytes;
-        held.memory.push(rest);
+        held.memory.extend(rest);
         held.shares.clear();
         Ok(())
     }
@@ -187,6 +195,10 @@ impl Drop for Begun {
 fn changed(source: &ObjectName) -> Error {
     Error::version_changed(format!("{source}: the source of a copy changed meanwhile"))
         .hint("copy it again")
+}
+
+fn refused(e: Error) -> Error {
+    e.context("the write was refused before it started")
 }
 
 fn closing() -> Error {
@@ -354,7 +366,8 @@ impl Engine {
             None => limits::WRITE_BUFFER_MAX_BYTES,
         };
         // Reserved before the read, because others may wait for the read's memory.
-        let buffer = self.write_buffer(most_bytes).await?;
+        let most_bytes = most_bytes.min(self.inner.budget.holdable_bytes());
+        let buffer = self.write_buffer(most_bytes).await.map_err(refused)?;
         let read = self.read(from, None, &current(if_match)).await?;
         // If the origin gives no strong ETag, this comparison is what finds another version.
         if version.is_some_and(|v| v.version() != read.meta.version()) {
@@ -476,13 +489,11 @@ impl Engine {
             .await
     }
 
-    /// All the memory that a write needs at a time, at once.
-    async fn write_buffer(&self, bytes: u64) -> Result<Reservation> {
-        let budget = &self.inner.budget;
-        budget
-            .hold(bytes.min(budget.holdable_bytes()))
-            .await
-            .map_err(|e| e.context("the write was refused before it started"))
+    /// So much memory for a write, at once: of what all writes may hold, and of the budget.
+    async fn write_buffer(&self, bytes: u64) -> Result<[Reservation; 2]> {
+        let all = &self.inner.writes.all;
+        let part = all.hold(bytes.min(all.holdable_bytes())).await?;
+        Ok([part, self.inner.budget.hold(bytes).await?])
     }
 
     /// The memory with which a write begins that can need `most_bytes` at a time.
@@ -496,15 +507,15 @@ impl Engine {
         let mut shares = Vec::new();
         if bytes < most_bytes {
             let share = self.inner.writes.growing.hold(bytes).await;
-            shares.push(share.map_err(|e| e.context("the write was refused before it started"))?);
+            shares.push(share.map_err(refused)?);
         }
-        let memory = vec![self.write_buffer(bytes).await?];
+        let memory = self.write_buffer(bytes).await.map_err(refused)?;
         Ok(Arc::new(WriteMemory {
             engine: self.clone(),
             most_bytes,
             held: Mutex::new(Held {
                 bytes,
-                memory,
+                memory: memory.into(),
                 shares,
             }),
         }))

@@ -288,7 +288,10 @@ mod tests {
         assert_eq!(of(404, "no page\n"), format!("{foreign} 404 (no page)"));
         assert_eq!(read(404, "[1]").kind(), ErrorKind::NotFound);
         // As who answers with this to everything.
-        assert_eq!(of(200, "<title>Sign in</title>"), format!("{foreign} 200 (Sign in)"));
+        assert_eq!(
+            of(200, "<title>Sign in</title>"),
+            format!("{foreign} 200 (Sign in)")
+        );
         assert_eq!(of(200, ""), format!("{foreign} 200 (and nothing more)"));
         let said = r#"{"code": "not_found", "message": "m"}"#;
         assert_eq!(of(200, said), format!("{foreign} 200 ({said})"));

@@ -486,7 +486,10 @@ async fn who_answers_to_everything_is_not_taken_for_a_node() {
         let error = Error::from(failed.err().unwrap());
         assert_eq!(error.kind(), ErrorKind::OriginUnavailable, "{method}");
         let said = error.message();
-        assert!(said.contains("is not a Forebay node: it said 200"), "{said}");
+        assert!(
+            said.contains("is not a Forebay node: it said 200"),
+            "{said}"
+        );
         assert!(error.hint_text().unwrap().contains("check the address"));
     }
 }

@@ -976,6 +976,40 @@ async fn writes_that_grow_do_not_wait_for_each_other_in_a_circle() {
     }
 }
 
+/// Of these writes, as of those of a dataset, each sends what it reads meanwhile, which takes memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_leave_memory_to_those_who_read_what_they_write() {
+    for (total, mebibytes) in [(96 << 20, 1), (128 << 20, 33), (256 << 20, 33)] {
+        let b = Bench::with(MINUTE, Some(512 << 20), total);
+        let budget = b.engine.budget().clone();
+        let piece = bytes::Bytes::from(noise(MIB, 1));
+        let writing = join_all((0..6).map(|i| {
+            let (b, budget, piece) = (&b, budget.clone(), piece.clone());
+            let read = move |at: usize| {
+                let (budget, piece) = (budget.clone(), piece.clone());
+                async move {
+                    if at == mebibytes {
+                        return None;
+                    }
+                    while budget.try_hold(MIB as u64).is_err() {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    Some((Ok::<_, Error>(piece), at + 1))
+                }
+            };
+            async move {
+                let (name, body) = (name(&format!("w{i}")), stream::unfold(0, read).boxed());
+                let put = b.engine.put(&name, PutRequest::default(), None, body);
+                put.await.unwrap();
+            }
+        }));
+        tokio::time::timeout(Duration::from_secs(30), writing)
+            .await
+            .expect("no standstill");
+        assert_eq!(budget.used_bytes(), 0);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_origin_that_is_down_fails_what_is_stale_and_serves_what_is_fresh() {
     let b = Bench::new(MINUTE);
