@@ -1,8 +1,9 @@
 //! The answer to one connection too many: 503, without looking at the request.
 //!
-//! Before closing the connection, the node reads what arrives of the request within a moment:
-//! closing over unread bytes would reset the connection, and the client would see the reset instead
-//! of the answer.
+//! The node waits a moment until the request begins: HTTP libraries take an answer that comes before
+//! for a broken connection. Before closing it, the node reads what arrives of the request within a
+//! moment: closing over unread bytes would reset the connection, and the client would see the reset
+//! instead of the answer.
 
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,6 +24,8 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, connection
         forebay_protocol::SERVER,
         body.len()
     );
+    let mut begin = [0u8; 4096];
+    let _ = tokio::time::timeout(LINGER, stream.read(&mut begin)).await;
     // A client that has left does not miss the answer.
     let _ = tokio::time::timeout(LINGER, async {
         stream.write_all(answer.as_bytes()).await?;
@@ -59,6 +62,24 @@ mod tests {
             "{text}"
         );
         drop(client);
+        refused.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nobody_is_answered_before_asking() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = tokio::net::TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let refused = tokio::spawn(refuse(stream, 7));
+        let mut byte = [0];
+        let early = tokio::time::timeout(LINGER / 5, client.read(&mut byte)).await;
+        assert!(early.is_err(), "{early:?}");
+        client.write_all(b"PUT /b/k HTTP/1.1\r\n").await.unwrap();
+        let mut text = String::new();
+        client.read_to_string(&mut text).await.unwrap();
+        assert!(text.starts_with("HTTP/1.1 503 "), "{text}");
         refused.await.unwrap();
     }
 }
