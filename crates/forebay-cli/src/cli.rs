@@ -167,6 +167,11 @@ pub fn without_variables(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| arg.env(Resettable::Reset))
 }
 
+/// All options without that.
+pub fn without_any_variables(command: clap::Command) -> clap::Command {
+    without_variables(command).mut_subcommands(without_any_variables)
+}
+
 /// Takes those that are hidden from the commands that an error names.
 pub fn without_hidden(mut e: clap::Error) -> clap::Error {
     if let Some(ContextValue::Strings(names)) = e.get(ContextKind::ValidSubcommand) {

@@ -43,7 +43,7 @@ pub fn main_from<I: IntoIterator<Item = OsString>>(args: I) -> i32 {
     let parsed = read(command)
         .map_err(|e| match cli::is_wrong(&e) {
             // The usage would name what is in the environment as if it had to be given.
-            true => read(cli::without_variables(cli::command()))
+            true => read(cli::without_any_variables(cli::command()))
                 .err()
                 .unwrap_or(e),
             false => e,

@@ -78,6 +78,7 @@ pub use stats::{EngineSnapshot, EngineStats};
 pub use unpack::Unpacking;
 pub use warm::{Appended, EntryHeader, WarmEntry};
 pub use warmup::{WarmOutcome, WarmPart, WarmReport};
+pub use write::GiveWay;
 
 use arc_swap::ArcSwap;
 use forebay_core::{

@@ -26,7 +26,7 @@ use std::{
     future::Future,
     panic::AssertUnwindSafe,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -40,8 +40,16 @@ use tokio::{
 const FIRST_BYTES: u64 = 1 << 20;
 /// A write holds so much more than has come of its body before it asks for the next piece.
 const AHEAD_BYTES: u64 = 256 << 10;
+/// So long, a write waits for memory that others use before what nobody uses has to give way.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// If less than this may be held, each write holds all that it may need from the start.
 const GROWS_FROM_BYTES: u64 = 4 * limits::WRITE_BUFFER_MAX_BYTES;
+
+/// Who keeps memory of the budget that nobody uses.
+pub trait GiveWay: Send + Sync {
+    /// Gives back what is missing for this many bytes, as far as it is kept here.
+    fn give_way(&self, bytes: u64);
+}
 
 /// Writes under way, and the names that they write.
 pub(crate) struct Writes {
@@ -49,21 +57,27 @@ pub(crate) struct Writes {
     names: Mutex<HashMap<ObjectName, usize>>,
     /// What writes that may ask for more hold together: a quarter of what may be held.
     growing: MemoryBudget,
-    /// What all writes hold together: half of what may be held, or what one of them needs. They wait
-    /// for each other here, because whoever waits at the budget itself is given all that comes free:
-    /// then nobody could read, and some who write send what they read meanwhile.
+    /// What writes hold together beyond [`FIRST_BYTES`] each: half of what may be held, or three
+    /// quarters where that is little. They wait for each other here, because whoever waits at the
+    /// budget itself is given all that comes free: then nobody could read, and some who write send
+    /// what they read meanwhile.
     all: MemoryBudget,
+    keepers: Mutex<Vec<Weak<dyn GiveWay>>>,
 }
 
 impl Writes {
     pub(crate) fn new(budget: &MemoryBudget) -> Self {
         let holdable = budget.holdable_bytes();
-        let one = limits::WRITE_BUFFER_MAX_BYTES.min(holdable);
+        let all = match holdable >= GROWS_FROM_BYTES {
+            true => holdable / 2,
+            false => holdable / 4 * 3,
+        };
         Self {
             places: Arc::new(Semaphore::new(limits::WRITES_IN_FLIGHT_MAX)),
             names: Mutex::default(),
             growing: MemoryBudget::with_holdable(holdable / 4),
-            all: MemoryBudget::with_holdable((holdable / 2).max(one)),
+            all: MemoryBudget::with_holdable(all),
+            keepers: Mutex::default(),
         }
     }
 }
@@ -366,7 +380,7 @@ impl Engine {
             None => limits::WRITE_BUFFER_MAX_BYTES,
         };
         // Reserved before the read, because others may wait for the read's memory.
-        let most_bytes = most_bytes.min(self.inner.budget.holdable_bytes());
+        let most_bytes = most_bytes.min(self.inner.writes.all.holdable_bytes());
         let buffer = self.write_buffer(most_bytes).await.map_err(refused)?;
         let read = self.read(from, None, &current(if_match)).await?;
         // If the origin gives no strong ETag, this comparison is what finds another version.
@@ -489,18 +503,37 @@ impl Engine {
             .await
     }
 
-    /// So much memory for a write, at once: of what all writes may hold, and of the budget.
-    async fn write_buffer(&self, bytes: u64) -> Result<[Reservation; 2]> {
-        let all = &self.inner.writes.all;
-        let part = all.hold(bytes.min(all.holdable_bytes())).await?;
-        Ok([part, self.inner.budget.hold(bytes).await?])
+    /// So much memory for a write, at once: of what all writes may hold, and of the budget. Small
+    /// ones do not wait for large ones.
+    async fn write_buffer(&self, bytes: u64) -> Result<Vec<Reservation>> {
+        let mut held = Vec::with_capacity(2);
+        if bytes > FIRST_BYTES {
+            held.push(self.inner.writes.all.hold(bytes).await?);
+        }
+        let budget = &self.inner.budget;
+        held.push(match budget.hold_within(bytes, PATIENCE).await {
+            Err(e) if e.kind() == ErrorKind::Busy => {
+                let keepers = self.inner.writes.keepers.lock().clone();
+                let keepers = keepers.iter().filter_map(Weak::upgrade);
+                keepers.for_each(|keeper| keeper.give_way(bytes));
+                budget.hold(bytes).await?
+            }
+            held => held?,
+        });
+        Ok(held)
+    }
+
+    /// From now on, this gives way to writes that wait for memory.
+    pub fn keeps_memory(&self, keeper: Weak<dyn GiveWay>) {
+        let mut keepers = self.inner.writes.keepers.lock();
+        keepers.retain(|keeper| keeper.strong_count() > 0);
+        keepers.push(keeper);
     }
 
     /// The memory with which a write begins that can need `most_bytes` at a time.
     async fn write_memory(&self, most_bytes: u64) -> Result<Arc<WriteMemory>> {
-        let holdable = self.inner.budget.holdable_bytes();
-        let most_bytes = most_bytes.min(holdable);
-        let bytes = match holdable >= GROWS_FROM_BYTES {
+        let most_bytes = most_bytes.min(self.inner.writes.all.holdable_bytes());
+        let bytes = match self.inner.budget.holdable_bytes() >= GROWS_FROM_BYTES {
             true => most_bytes.min(FIRST_BYTES),
             false => most_bytes,
         };
@@ -515,7 +548,7 @@ impl Engine {
             most_bytes,
             held: Mutex::new(Held {
                 bytes,
-                memory: memory.into(),
+                memory,
                 shares,
             }),
         }))

@@ -254,6 +254,8 @@ impl Rows {
                 copied += once;
             }
             read.push((number, part, done));
+            // There may be very many.
+            tokio::task::consume_budget().await;
         }
         if how.lean && copied > held {
             // They lie in memory until the others are there.

@@ -66,7 +66,7 @@ use forebay_core::{
     Error, ErrorKind, MemoryBudget, Reservation, Result, limits,
     request::{self, Cost, Tally},
 };
-use forebay_engine::{Engine, Flights};
+use forebay_engine::{Engine, Flights, GiveWay};
 use forebay_format::tabular::{Format, Projection};
 use forebay_protocol::job::OfDataset;
 use futures::future::BoxFuture;
@@ -76,7 +76,7 @@ use stats::add;
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -147,6 +147,18 @@ struct Inner {
     costs: Costs,
     /// Held by the request that is made again alone.
     alone: AsyncMutex<()>,
+}
+
+impl GiveWay for Inner {
+    fn give_way(&self, bytes: u64) {
+        let missing = || {
+            let budget = self.engine.budget();
+            let free = budget.holdable_bytes().saturating_sub(budget.used_bytes());
+            bytes.saturating_sub(free)
+        };
+        self.cache.give_way(missing());
+        self.soon.give_way(missing());
+    }
 }
 
 /// How a request is made.
@@ -235,9 +247,10 @@ impl Rows {
             config,
             engine,
         };
-        Self {
-            inner: Arc::new(inner),
-        }
+        let inner = Arc::new(inner);
+        let keeper: Weak<dyn GiveWay> = Arc::<Inner>::downgrade(&inner);
+        inner.engine.keeps_memory(keeper);
+        Self { inner }
     }
 
     /// The engine that the files are read through.

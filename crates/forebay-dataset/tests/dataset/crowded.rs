@@ -3,9 +3,11 @@
 use crate::support::*;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, FixedSizeBinaryArray, Int64Array, RecordBatch, cast::AsArray};
-use forebay_core::ErrorKind;
+use forebay_core::{ErrorKind, ObjectName};
 use forebay_dataset::{Rows, RowsConfig};
 use forebay_format::tabular::Projection;
+use forebay_origin::PutRequest;
+use futures::StreamExt;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -55,6 +57,34 @@ async fn nor_those_of_which_nobody_knew_how_much_they_take() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn who_waits_too_long_gives_back_what_it_holds_and_goes_alone() {
     crowd(8 << 20, true).await;
+}
+
+/// With so little memory, a write of this size needs all that may be held.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decoded_blocks_that_are_kept_give_way_to_writes() {
+    let b = Bench::new();
+    b.put("pictures.parquet", pictures(true));
+    let engine = engine_without_cache(&b, 64 << 20);
+    let rows = Rows::new(engine.clone(), RowsConfig::default());
+    let dataset = b.open("bk/pictures.parquet").await.unwrap().dataset;
+    let block: Vec<u64> = (0..BLOCK_ROWS as u64).collect();
+    drop(
+        rows.read_of_blocks(&dataset, &block, &Projection::All)
+            .await
+            .unwrap(),
+    );
+    assert!(rows.stats().cached_bytes > 0 && engine.budget().used_bytes() > 0);
+    let piece = bytes::Bytes::from(vec![7; 1 << 20]);
+    let body = futures::stream::iter((0..40).map(move |_| Ok(piece.clone())));
+    let name = ObjectName::new(BUCKET, "large").unwrap();
+    let put = engine.put(&name, PutRequest::default(), None, body.boxed());
+    let put = tokio::time::timeout(PATIENCE, put).await;
+    put.expect("it does not wait for memory that nobody uses")
+        .unwrap();
+    assert_eq!(
+        (rows.stats().cached_bytes, engine.budget().used_bytes()),
+        (0, 0)
+    );
 }
 
 async fn crowd(budget_bytes: u64, packed: bool) {

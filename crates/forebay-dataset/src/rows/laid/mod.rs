@@ -101,9 +101,10 @@ struct Seal {
 }
 
 impl Seal {
-    fn new(key: &BlockKey) -> Self {
-        let mut of = Vec::with_capacity(36);
-        of.extend_from_slice(&key.file.to_le_bytes());
+    /// The name by itself, and not by the hash that the store's keys are made of: it looks at no name
+    /// here.
+    fn new(name: &ObjectName, key: &BlockKey) -> Self {
+        let mut of = [name.bucket().as_bytes(), &[0], name.key().as_bytes()].concat();
         of.extend_from_slice(&key.version.0.to_le_bytes());
         of.extend_from_slice(&stored_columns(key.columns).to_le_bytes());
         of.extend_from_slice(&key.block.to_le_bytes());
@@ -603,7 +604,7 @@ impl Rows {
         memory.shrink(takes);
         let table = Arc::new(Table {
             lengths,
-            seal: Seal::new(&key),
+            seal: Seal::new(name, &key),
             bytes: bytes_of_rows,
             _memory: memory,
         });
@@ -959,12 +960,17 @@ impl Found {
             return Err(WouldWait);
         }
         // The store finds out what is the matter with it. What it takes for whole is not what these
-        // rows are, and is not to be found again.
+        // rows are, and what has another size neither; nobody is to find it again.
+        raw.truncate(base);
         for (piece, range) in ranges_of_pieces(&bytes) {
-            raw.truncate(base);
             let piece = rows_piece(&self.key, piece);
-            let found = engine.append_rows(&self.name, version, piece, range, wait, raw);
-            if there && found == Ok(true) {
+            let mut read = Vec::new();
+            let found = engine.append_rows(&self.name, version, piece, range, wait, &mut read);
+            let is_other = match found {
+                Ok(true) => there,
+                _ => engine.has_rows(&self.name, version, piece),
+            };
+            if is_other {
                 engine.forget_rows(&self.name, version, piece);
             }
         }
@@ -1124,7 +1130,7 @@ fn lay(of: &Rows, name: &ObjectName, key: &BlockKey, pieces: &Pieces) -> Option<
     let mut room = LAYING_BYTES;
     let mut lengths: Vec<u32> = Vec::with_capacity(rows);
     let (mut total, mut piece) = (0u64, 0u32);
-    let seal = Seal::new(key);
+    let seal = Seal::new(name, key);
     let mut out: Vec<u8> = Vec::with_capacity(LAYING_BYTES as usize);
     let keep = |piece: Part, bytes: &[u8]| {
         // What a former table was made of is the same.
@@ -1198,8 +1204,9 @@ mod tests {
 
     #[test]
     fn a_checksum_tells_what_the_bytes_are_and_where_they_belong() {
-        let key = |file, version, columns, block| BlockKey {
-            file,
+        let name = |key| ObjectName::new("bk", key).unwrap();
+        let key = |version, columns, block| BlockKey {
+            file: 1,
             version: VersionId(version),
             columns,
             block,
@@ -1209,7 +1216,7 @@ mod tests {
             out.extend_from_slice(&seal.of(row, bytes).to_le_bytes());
             out
         };
-        let seal = Seal::new(&key(1, 2, 3, 4));
+        let seal = Seal::new(&name("a"), &key(2, 3, 4));
         for bytes in [&b""[..], b"a", &[7; 6000]] {
             let whole = sealed(&seal, 5, bytes);
             assert_eq!(seal.opened(5, &whole), Some(bytes.len()));
@@ -1221,13 +1228,14 @@ mod tests {
             assert_eq!(seal.opened(5, &whole[..whole.len() - 1]), None);
             assert_eq!(seal.opened(4, &whole), None, "another row");
             let others = [
-                key(9, 2, 3, 4),
-                key(1, 9, 3, 4),
-                key(1, 2, 9, 4),
-                key(1, 2, 3, 9),
+                ("b", key(2, 3, 4)),
+                ("a", key(9, 3, 4)),
+                ("a", key(2, 9, 4)),
+                ("a", key(2, 3, 9)),
             ];
-            for other in others {
-                assert_eq!(Seal::new(&other).opened(5, &whole), None, "{other:?}");
+            for (file, other) in others {
+                let seal = Seal::new(&name(file), &other);
+                assert_eq!(seal.opened(5, &whole), None, "{file} {other:?}");
             }
         }
         assert_eq!(seal.opened(0, b"abc"), None);
