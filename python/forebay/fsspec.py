@@ -849,15 +849,17 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             )
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
+        about = None
+        if mode == "ab":
+            # Before there is a file: one that is dropped is written.
+            with contextlib.suppress(FileNotFoundError):
+                about = self.info(path)
         file = ForebayFile(
             self, path, "wb" if mode == "xb" else mode, block_size or "default", **kwargs
         )
         file.is_new = mode == "xb"
         if mode == "ab":
-            with contextlib.suppress(FileNotFoundError):
-                about = self.info(path)
-                if about["type"] == "file":
-                    file.append_to(about)
+            file.append_to(about if about is not None and about["type"] == "file" else None)
         if mode == "rb" and not file.size and file.details["type"] == "directory":
             raise IsADirectoryError(self._why_no_file(path))
         return file
@@ -889,8 +891,11 @@ class ForebayFile(AbstractBufferedFile):
     #: What is appended to: an object of so many bytes.
     had: int | None = None
 
-    def append_to(self, about: dict[str, Any]) -> None:
-        """Goes on after what an object has."""
+    def append_to(self, about: dict[str, Any] | None) -> None:
+        """Goes on after what an object has; None: there is none."""
+        if about is None:
+            self.had, self.is_new = 0, True
+            return
         self.details = about
         self.had = self.loc = about["size"]
 
@@ -933,6 +938,20 @@ class ForebayFile(AbstractBufferedFile):
 
     def _append(self) -> None:
         """Writes what there was and more, unless somebody else has written meanwhile."""
+        if self.is_new:
+            try:
+                self.fs._put(self.path, self._spool, True)
+            except FileExistsError as e:
+                raise Changed(
+                    f"{self.path} was written while it was open: nothing was there when it was"
+                    " opened",
+                    hint="open it again",
+                ) from e
+            except Unsupported:
+                # Not every origin knows the condition; nothing was there just now.
+                self._spool.seek(0)
+                self.fs._put(self.path, self._spool, False)
+            return
         client, opened = self.fs.client, self.details.get("ETag")
         try:
             client.put(self.path, self._spool, if_match=opened)

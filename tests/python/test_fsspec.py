@@ -559,12 +559,35 @@ def test_files_that_are_opened_to_append(fs, tables, scratch, monkeypatch):
         assert files.cat(name) == b"of another"
         with pytest.raises(ValueError, match="rb, wb, xb or ab"):
             files.open(name, "r+b")
+        # Of two that begin it, too.
+        both = [files.open(f"{base}/new", "ab") for _ in range(2)]
+        both[0].write(b"first")
+        both[1].write(b"second")
+        both[0].close()
+        with pytest.raises(forebay.Changed, match="new was written while it was open"):
+            both[1].close()
+        assert files.cat(f"{base}/new") == b"first"
         files.rm(base, recursive=True)
     frame = pd.DataFrame({"a": [1, 2]})
     table, options = f"forebay://scratch/{scratch}.csv", {"node": fs.client.url}
     frame.to_csv(table, index=False, storage_options=options)
     frame.to_csv(table, index=False, header=False, mode="a", storage_options=options)
     assert pd.read_csv(table, storage_options=options)["a"].tolist() == [1, 2, 1, 2]
+
+
+def test_what_cannot_be_opened_to_append_stays(fs, scratch, monkeypatch):
+    name = f"scratch/{scratch}/log"
+    fs.pipe(name, b"kept")
+
+    def info(*args, **options):
+        raise forebay.ConnectionFailed("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ForebayFileSystem, "info", info)
+        with pytest.raises(forebay.ConnectionFailed):
+            fs.open(name, "ab")
+        gc.collect()
+    assert fs.cat(name) == b"kept"
 
 
 def test_the_time_of_a_file_is_no_text(fs):
