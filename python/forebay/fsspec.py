@@ -739,7 +739,9 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     ) -> None:
         """Writes a local file as an object."""
         if kwargs or self._intrans:
-            super().put_file(lpath, rpath, callback=callback, mode=mode, **kwargs)
+            # fsspec before 2024.12 does not know of it.
+            given = kwargs if mode == "overwrite" else {**kwargs, "mode": mode}
+            super().put_file(lpath, rpath, callback=callback, **given)
             return
         if os.path.isdir(lpath):
             return
