@@ -659,7 +659,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             outfile = lpath
         name = self._strip_protocol(rpath)
         try:
-            first = self._piece(name, 0, PIECE_BYTES)
+            # A list gives it away: each piece is let go before the next one is read.
+            first = [self._piece(name, 0, PIECE_BYTES)]
         except (NotFound, InvalidRequest, PermissionDenied):
             if not self.isdir(name):
                 raise
@@ -690,8 +691,9 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             # It is empty.
             return self.client.get(name)
 
-    def _receive(self, name: str, piece: Buffer, file: IO[bytes], callback: Any) -> None:
-        """Writes an object, of which this is the first piece, into a file."""
+    def _receive(self, name: str, first: list[Buffer], file: IO[bytes], callback: Any) -> None:
+        """Writes an object, of which the first piece is taken, into a file."""
+        piece = first.pop()
         opened, at = piece.etag, len(piece)
         size = at
         if at == PIECE_BYTES:
@@ -704,6 +706,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             callback.relative_update(len(piece))
             if at >= size:
                 return
+            del piece
             piece = self._piece(name, at, min(PIECE_BYTES, size - at))
             _check_version(name, opened, piece)
             at += len(piece)
