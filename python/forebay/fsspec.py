@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from glob import has_magic
@@ -572,8 +572,10 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             return [call(item) for item in items]
         over = over or threading.Event()
         with Pool(min(most, len(items)), thread_name_prefix="forebay-files") as pool:
-            begun = [pool.submit(call, item) for item in items]
+            begun: list[Future[R]] = []
             try:
+                # Also Ctrl-C among these begins nothing any more.
+                begun.extend(pool.submit(call, item) for item in items)
                 done, _ = wait(begun, return_when=FIRST_EXCEPTION)
                 is_whole = len(done) == len(begun) and not any(one.exception() for one in done)
             except BaseException:

@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from forebay._pools import Pool
 from forebay.fsspec import ForebayFileSystem
 from fsspec.callbacks import Callback
 from fsspec.spec import AbstractFileSystem
@@ -342,6 +343,48 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
     assert fs.cat(f"{base}/x") == b"x"
     with pytest.raises(FileExistsError):
         fs.put_file(str(tmp_path / "x"), f"{base}/x", mode="create")
+
+
+def test_one_piece_of_a_file_is_in_memory(fs, scratch, tmp_path, monkeypatch):
+    fs.pipe(f"scratch/{scratch}", b"x" * 400_000)
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+    piece, alive, most = ForebayFileSystem._piece, [], []
+
+    class Counted(bytearray):
+        def __del__(self):
+            alive.pop()
+
+    def pieces(self, name, start, length):
+        most.append(len(alive))
+        got = piece(self, name, start, length)
+        counted = Counted(got)
+        counted.etag = got.etag
+        alive.append(1)
+        return counted
+
+    monkeypatch.setattr(ForebayFileSystem, "_piece", pieces)
+    fs.get_file(f"scratch/{scratch}", str(tmp_path / "x"))
+    assert (tmp_path / "x").read_bytes() == b"x" * 400_000 and most == [0] * 4
+
+
+def test_what_is_interrupted_begins_no_more_files(fs, monkeypatch):
+    submit, begun, done, go_on = Pool.submit, [], [], threading.Event()
+
+    def interrupted(self, *args):
+        if len(begun) == 20:
+            threading.Timer(0.2, go_on.set).start()
+            raise KeyboardInterrupt
+        begun.append(1)
+        return submit(self, *args)
+
+    def one(item):
+        go_on.wait(30)
+        done.append(item)
+
+    monkeypatch.setattr(Pool, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fs._each(one, range(100), 4)
+    assert len(done) <= 4
 
 
 def test_files_are_still_written_when_the_interpreter_ends(fs, node, scratch, tmp_path):
