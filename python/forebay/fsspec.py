@@ -255,6 +255,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
                 listed = [e for some in self._each(self._listed, level) for e in some]
                 found |= {e["name"]: e for e in listed if e["type"] == "file"}
                 level = [e["name"] for e in listed if e["type"] == "directory"]
+                if not level:
+                    break
                 directories.update(level)
             if found or directories or (not key and self.isdir(path)):
                 directories.add(path)
@@ -709,7 +711,11 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             if at >= size:
                 return
             del piece
-            piece = self._piece(name, at, min(PIECE_BYTES, size - at))
+            try:
+                piece = self._piece(name, at, min(PIECE_BYTES, size - at))
+            except RangeNotSatisfiable as e:
+                # It was overwritten by one that is smaller.
+                raise _changed(name, opened) from e
             _check_version(name, opened, piece)
             at += len(piece)
 

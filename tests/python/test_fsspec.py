@@ -305,17 +305,21 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
     assert [*(tmp_path / "down").iterdir()] == []
     monkeypatch.undo()
 
-    def overwrites(self, name, start, length):
-        got = piece(self, name, start, length)
-        fs.pipe(name, data[:1000])
-        return got
+    for when in (0, 100_000):
 
-    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
-    monkeypatch.setattr(ForebayFileSystem, "_piece", overwrites)
-    with pytest.raises(forebay.Changed):
-        fs.get(f"{base}/c", str(tmp_path / "c"))
-    assert not (tmp_path / "c").exists()
-    monkeypatch.undo()
+        def overwrites(self, name, start, length, when=when):
+            got = piece(self, name, start, length)
+            if start == when:
+                fs.pipe(name, data[:1000])
+            return got
+
+        fs.pipe(f"{base}/c", data)
+        monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+        monkeypatch.setattr(ForebayFileSystem, "_piece", overwrites)
+        with pytest.raises(forebay.Changed):
+            fs.get(f"{base}/c", str(tmp_path / "c"))
+        assert not (tmp_path / "c").exists()
+        monkeypatch.undo()
     # What was there stays, if there is nothing to read.
     (tmp_path / "there").write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
@@ -438,6 +442,7 @@ def test_an_object_and_a_directory_of_one_name():
     assert fs.expand_path("bk/a*", recursive=True, maxdepth=1) == ["bk/a"]
     assert fs.expand_path("bk/a*", recursive=True, maxdepth=2) == ["bk/a", "bk/a/b", "bk/a/c"]
     assert fs.find("bk/a", maxdepth=1) == ["bk/a", "bk/a/b"]
+    assert set(fs.find("bk/a", maxdepth=sys.maxsize)) == names
     assert fs.info("bk/a") == fs.find("bk", detail=True)["bk/a"]
     with pytest.raises(ValueError):
         fs.expand_path("bk/a", recursive=True, maxdepth=0)
