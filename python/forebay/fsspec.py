@@ -655,7 +655,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         outfile: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Reads an object into a local file. If it cannot be read to its end, no file is left."""
+        """Reads an object into a local file. If it cannot be read to its end, no part is left."""
         if kwargs:
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
             return
@@ -672,13 +672,16 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
                 raise IsADirectoryError(self._why_no_file(name)) from None
             os.makedirs(lpath, exist_ok=True)
             return
+        size = self._size(name, first[0])
+        # What is given up now has not touched the local file.
+        callback.set_size(size)
         if outfile is not None:
-            self._receive(name, first, outfile, callback)
+            self._receive(name, first, size, outfile, callback)
             return
         os.makedirs(os.path.dirname(lpath) or ".", exist_ok=True)
         with open(lpath, "wb") as file:
             try:
-                self._receive(name, first, file, callback)
+                self._receive(name, first, size, file, callback)
                 file.flush()
             except BaseException:
                 where = os.path.realpath(lpath)
@@ -695,19 +698,24 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             # It is empty.
             return self.client.get(name)
 
-    def _receive(self, name: str, first: list[Buffer], file: IO[bytes], callback: Any) -> None:
+    def _size(self, name: str, first: Buffer) -> int:
+        """The bytes of an object that begins with a piece."""
+        if len(first) < PIECE_BYTES:
+            return len(first)
+        about = self.client.head(name)
+        _check_version(name, first.etag, about)
+        return about.size
+
+    def _receive(
+        self, name: str, first: list[Buffer], size: int, file: IO[bytes], callback: Any
+    ) -> None:
         """Writes an object, of which the first piece is taken, into a file."""
         piece = first.pop()
         opened, at = piece.etag, len(piece)
-        size = at
-        if at == PIECE_BYTES:
-            about = self.client.head(name)
-            _check_version(name, opened, about)
-            size = about.size
-        callback.set_size(size)
         while True:
-            file.write(memoryview(piece))
+            # First: it may give up, and what was written to the end is not removed.
             callback.relative_update(len(piece))
+            file.write(memoryview(piece))
             if at >= size:
                 return
             del piece

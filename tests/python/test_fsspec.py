@@ -320,7 +320,25 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
             fs.get(f"{base}/c", str(tmp_path / "c"))
         assert not (tmp_path / "c").exists()
         monkeypatch.undo()
-    # What was there stays, if there is nothing to read.
+    # What was there stays, if another one fails before a file is written.
+    failed = threading.Event()
+
+    def waits(self, name, start, length):
+        if name.endswith("/no"):
+            failed.set()
+            raise forebay.NotFound(name)
+        got = piece(self, name, start, length)
+        failed.wait(30)
+        time.sleep(0.5)
+        return got
+
+    (tmp_path / "kept").write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(ForebayFileSystem, "_piece", waits)
+        with pytest.raises(FileNotFoundError):
+            fs.get([f"{base}/a", f"{base}/no"], [str(tmp_path / "kept"), str(tmp_path / "none")])
+    assert (tmp_path / "kept").read_bytes() == b"old"
+    # Neither is it touched, if there is nothing to read.
     (tmp_path / "there").write_bytes(b"old")
     with pytest.raises(FileNotFoundError):
         fs.get([f"{base}/a", f"{base}/no"], [str(tmp_path / "a"), str(tmp_path / "there")])
