@@ -294,22 +294,23 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         is_literal = kwargs.pop("assume_literal", False)
         given = [path] if isinstance(path, str | os.PathLike) else path
         expanded: dict[str, dict[str, Any] | None] = {}
-        roots: dict[str, int | None] = {}
+        # Paths under which to look, and how deep.
+        roots: dict[tuple[str, int | None], None] = {}
         for name in map(self._strip_protocol, given):
             if not is_literal and has_magic(name):
                 found = self.glob(name, maxdepth=maxdepth, **{**kwargs, "detail": True})
                 expanded |= found
                 if maxdepth is None or maxdepth > 1:
                     deeper = None if maxdepth is None else maxdepth - 1
-                    roots |= {n: deeper for n, entry in found.items() if _has_more(entry)}
+                    roots |= {(n, deeper): None for n, e in found.items() if _has_more(e)}
             elif recursive:
-                roots[name] = maxdepth
+                roots[name, maxdepth] = None
             else:
                 expanded.setdefault(name, None)
         if recursive:
             # With a depth, the directories of each are listed at the same time.
             at_once = None if maxdepth is None else 1
-            for under in self._each(lambda root: self._within(*root), [*roots.items()], at_once):
+            for under in self._each(lambda root: self._within(*root), [*roots], at_once):
                 expanded |= under
         if not expanded:
             raise FileNotFoundError(path)

@@ -459,6 +459,9 @@ def test_an_object_and_a_directory_of_one_name():
         assert set(fs.expand_path(path, recursive=True, maxdepth=depth)) == {*names, "bk/a/c"}
     assert fs.expand_path("bk/a*", recursive=True, maxdepth=1) == ["bk/a"]
     assert fs.expand_path("bk/a*", recursive=True, maxdepth=2) == ["bk/a", "bk/a/b", "bk/a/c"]
+    # A path that a pattern has too, in any order.
+    for paths in (["bk/*", "bk/a"], ["bk/a", "bk/*"]):
+        assert {*names, "bk/other"} < set(fs.expand_path(paths, recursive=True, maxdepth=2))
     assert fs.find("bk/a", maxdepth=1) == ["bk/a", "bk/a/b"]
     assert set(fs.find("bk/a", maxdepth=sys.maxsize)) == names
     assert fs.info("bk/a") == fs.find("bk", detail=True)["bk/a"]
