@@ -47,7 +47,7 @@ except ImportError as e:
     ) from e
 
 #: Before 4.6, ``set_epoch()`` changes no order unless ``shuffle()`` was called. 4.7 has JSON.
-if tuple(map(int, hf.__version__.split(".")[:2])) < (4, 7):
+if tuple(map(int, re.findall(r"\d+", hf.__version__)[:2])) < (4, 7):
     raise ImportError(
         "ds.to_hf() and ds.to_hf_iterable() need Hugging Face datasets 4.7 or newer, and"
         f' {hf.__version__} is installed: pip install "datasets>=4.7"'

@@ -10,7 +10,6 @@ PACKAGES = {
     "fsspec": "fsspec: pip install fsspec",
     "jax": "JAX: pip install jax",
     "numpy": "NumPy: pip install numpy",
-    "pyarrow": "PyArrow: pip install pyarrow",
     "torch": "PyTorch: pip install torch",
 }
 

@@ -1067,18 +1067,18 @@ class _Told:
 
 
 class _Sent:
-    """A local file that is being sent, and tells how far it is."""
+    """A local file that is being sent, as long as it was at first, and tells how far it is."""
 
     def __init__(self, name: str, file: IO[bytes], size: int, callback: Any) -> None:
         self._name, self._file, self._size, self._callback = name, file, size, callback
         self._at = 0
 
     def read(self, size: int) -> bytes:
-        data = self._file.read(size)
+        data = self._file.read(min(size, self._size - self._at))
         self._at += len(data)
-        if self._at > self._size or (not data and self._at < self._size):
+        if not data and self._at < self._size:
             raise Conflict(
-                f"{self._name}: the file has changed, it had {self._size} bytes at first",
+                f"{self._name}: the local file has become shorter: it had {self._size} bytes",
                 hint="nothing was written; put it again when nobody writes to the file",
             )
         self._callback.relative_update(len(data))

@@ -24,8 +24,10 @@ from typing import Any, Generic, Unpack, overload
 from ._needs import needs
 
 with needs("forebay.jax"):
-    import jax
+    # Before JAX, which says something else where it is missing.
     import numpy  # noqa: F401
+with needs("forebay.jax"):
+    import jax
 
 from ._collate import to_jax
 from ._loadable import B, Common, Loadable

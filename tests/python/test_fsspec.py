@@ -389,6 +389,32 @@ def test_one_piece_of_a_file_is_in_memory(fs, scratch, tmp_path, monkeypatch):
     assert (tmp_path / "x").read_bytes() == b"x" * 400_000 and most == [0] * 4
 
 
+def test_a_file_that_is_written_meanwhile_is_put_as_it_was(fs, scratch, tmp_path, monkeypatch):
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+    file, name = tmp_path / "log", f"scratch/{scratch}/log"
+    data = bytes(range(250)) * 1000
+
+    class Writes(Callback):
+        def __init__(self, size):
+            super().__init__()
+            self.file_size = size
+
+        def set_size(self, size):
+            assert size == len(data)
+            with file.open("r+b") as log:
+                log.truncate(min(self.file_size, size))
+                log.seek(0, 2)
+                log.write(b"+" * max(0, self.file_size - size))
+
+    file.write_bytes(data)
+    fs.put_file(str(file), name, callback=Writes(len(data) + 5))
+    assert fs.cat(name) == data
+    file.write_bytes(data)
+    with pytest.raises(forebay.Conflict, match="the local file has become shorter"):
+        fs.put_file(str(file), f"{name}-2", callback=Writes(len(data) - 5))
+    assert not fs.exists(f"{name}-2")
+
+
 def test_what_is_interrupted_begins_no_more_files(fs, monkeypatch):
     submit, begun, done, go_on = Pool.submit, [], [], threading.Event()
 

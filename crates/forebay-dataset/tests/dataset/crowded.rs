@@ -59,7 +59,7 @@ async fn who_waits_too_long_gives_back_what_it_holds_and_goes_alone() {
     crowd(8 << 20, true).await;
 }
 
-/// With so little memory, a write of this size needs all that may be held.
+/// With so little memory, a write of this size needs three quarters of what may be held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decoded_blocks_that_are_kept_give_way_to_writes() {
     let b = Bench::new();
@@ -73,7 +73,8 @@ async fn decoded_blocks_that_are_kept_give_way_to_writes() {
             .await
             .unwrap(),
     );
-    assert!(rows.stats().cached_bytes > 0 && engine.budget().used_bytes() > 0);
+    assert!(rows.stats().cached_bytes > 1 << 20 && engine.budget().used_bytes() > 1 << 20);
+    let others = engine.budget().try_hold(15 << 19).unwrap();
     let piece = bytes::Bytes::from(vec![7; 1 << 20]);
     let body = futures::stream::iter((0..40).map(move |_| Ok(piece.clone())));
     let name = ObjectName::new(BUCKET, "large").unwrap();
@@ -81,10 +82,8 @@ async fn decoded_blocks_that_are_kept_give_way_to_writes() {
     let put = tokio::time::timeout(PATIENCE, put).await;
     put.expect("it does not wait for memory that nobody uses")
         .unwrap();
-    assert_eq!(
-        (rows.stats().cached_bytes, engine.budget().used_bytes()),
-        (0, 0)
-    );
+    assert_eq!(rows.stats().cached_bytes, 0);
+    assert_eq!(engine.budget().used_bytes(), others.bytes());
 }
 
 async fn crowd(budget_bytes: u64, packed: bool) {
