@@ -255,8 +255,8 @@ impl Inner {
     }
 
     /// Appends a range of the data of the record of `key`, which has `data_len` bytes of them, as
-    /// they lie there: neither the record nor its name is looked at. `false`, with `out` unchanged:
-    /// there is no such record, or it could not be read.
+    /// they lie there: nobody looks at the record's header or its name. `false`, with `out`
+    /// unchanged: the store has no record of this key that is as long, or cannot read it.
     ///
     /// # Errors
     /// Only under [`Wait::MustNot`]; `out` is unchanged.

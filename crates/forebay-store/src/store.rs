@@ -330,7 +330,7 @@ impl Store {
     /// and the blocks around them as well. Whoever finds that they are not what was written reads
     /// them again by that, so that damage is noticed.
     ///
-    /// `false`, with `out` unchanged: it is not here, has another size, or could not be read.
+    /// `false`, with `out` unchanged: the store does not have it, has a smaller one, or cannot read it.
     ///
     /// # Errors
     /// Only under [`Wait::MustNot`]; `out` is unchanged.
