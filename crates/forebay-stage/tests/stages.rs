@@ -2246,7 +2246,9 @@ async fn an_upload_that_is_being_begun_when_another_file_fails_is_gone_on_with()
 
 #[tokio::test]
 async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
-    let site = Site::new(256 << 20);
+    let mut site = Site::new(256 << 20);
+    // One that goes out early may have begun before the file is lost.
+    site.config.send_early = false;
     let run = site.start();
     for name in ["lost", "unnoted"] {
         let id = run.begin(name, true).await.unwrap();
@@ -2262,7 +2264,7 @@ async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
         run.failed().await;
         run.abandon(name, &id).await.unwrap();
         until(|| run.stages.list().is_empty()).await;
-        assert!(site.origin.uploads.lock().is_empty(), "{name}");
+        assert_eq!(site.origin.uploads_begun.load(SeqCst), 0, "{name}");
     }
     assert!(site.keys().is_empty());
     run.kill().await;
