@@ -308,6 +308,9 @@ class Ledger:
         self._zero = began if self._zero is None else self._zero
         last = self._index(ended)
         i, at = self._index(began), began
+        if i == last:
+            self._bins[i][what] += ended - began
+            return
         zero = self._zero or 0.0
         for n in range(i, last + 1):
             until = ended if n == last else zero + (n + 1) * self._bin_seconds
@@ -317,7 +320,10 @@ class Ledger:
     def _index(self, at: float) -> int:
         if self._zero is None:
             self._zero = at
-        i = max(0, int((at - self._zero) / self._bin_seconds))
+        i = int((at - self._zero) / self._bin_seconds)
+        if 0 <= i < len(self._bins):
+            return i
+        i = max(0, i)
         while i >= BINS:
             if len(self._bins) % 2:
                 self._bins.append([0.0, 0.0, 0.0])

@@ -14,9 +14,11 @@ STAGES = ("waiting", "computing")
 SAMPLED = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Readings:
-    """Totals at one moment, or what came between two."""
+    """Totals at one moment, or what came between two. Nobody changes one: that it is not frozen
+    makes it cheap, for two are made for each batch.
+    """
 
     cpu_seconds: float
     joules: dict[Domain, float]
