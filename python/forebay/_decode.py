@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from . import _collate
 from ._pools import Pool, submit
@@ -84,6 +84,11 @@ class Recipe:
     def works(self) -> bool:
         """Whether there is work for threads."""
         return self.decodes_rows or self.pin or self.collate is not None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the work takes less time than to give it to another thread."""
+        return False
 
     def samples(
         self, rows: Rows, begin: int, end: int, real: int, stopped: Callable[[], bool]
@@ -183,10 +188,14 @@ class Job:
     ) -> None:
         self._recipe, self._rows, self._real, self._meter = recipe, rows, real, meter
         self._stopped = stopped
-        self._done: Future[Any] = Future()
+        self._done: Future[Any] | None = None
+        #: The batch, or the error, where this thread has made it.
+        self._made: tuple[Any, BaseException | None] = (None, None)
         self._lock = threading.Lock()
         # Of several failures, report that of the first row, whichever thread came first.
         self._failed: tuple[int, BaseException] | None = None
+        #: When the rows were there, which is now.
+        self.there = time.perf_counter()
         #: When the samples were there, and the batch began to be put together.
         self.collating: float | None = None
         #: Rows that are not padding and have no sample in the batch.
@@ -204,6 +213,14 @@ class Job:
             return self._finished(samples)
         finally:
             self._meter.add(decode_s=time.perf_counter() - began)
+
+    def make(self) -> Job:
+        """Makes the batch in this thread. :meth:`result` raises what it raises."""
+        try:
+            self._made = (self.now(), None)
+        except BaseException as e:
+            self._made = (None, e)
+        return self
 
     def _finished(self, samples: list[Any] | None) -> Any:
         if samples is not None and len(self._rows) and not samples:
@@ -225,7 +242,7 @@ class Job:
             self._rows.prepare()
         runs = max(1, min(threads, count)) if self._recipe.decodes_rows else 1
         self._parts: list[list[Any] | None] = [None] * runs
-        self._left = runs
+        self._left, self._done = runs, Future()
         for n in range(runs):
             begin, end = count * n // runs, count * (n + 1) // runs
             submit(pool, self._stopped, self._run, n, begin, end)
@@ -253,12 +270,13 @@ class Job:
         self._meter.add(decode_s=time.perf_counter() - began)
 
     def _end(self) -> None:
+        done = cast("Future[Any]", self._done)
         if self._stopped():
             # Nobody waits for it, and it may be a part of a batch only.
-            self._done.set_result(None)
+            done.set_result(None)
             return
         if self._failed is not None:
-            self._done.set_exception(self._failed[1])
+            done.set_exception(self._failed[1])
             return
         try:
             samples = (
@@ -266,17 +284,29 @@ class Job:
                 if self._recipe.decodes_rows
                 else None
             )
-            self._done.set_result(self._finished(samples))
+            done.set_result(self._finished(samples))
         except BaseException as e:
-            self._done.set_exception(e)
+            done.set_exception(e)
 
     def done(self) -> bool:
         """Whether :meth:`result` would not have to wait."""
-        return self._done.done()
+        return self._done is None or self._done.done()
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Calls a function when the result is ready, in whichever thread that happens."""
-        self._done.add_done_callback(lambda _: call())
+        """Calls a function when the result is ready, in whichever thread that happens, if it is not
+        ready yet.
+        """
+        if self._done is not None:
+            self._done.add_done_callback(lambda _: call())
 
     def result(self) -> Any:
-        return self._done.result()
+        if self._done is not None:
+            return self._done.result()
+        made, failed = self._made
+        try:
+            if failed is not None:
+                raise failed
+            return made
+        finally:
+            # The error does not hold on to itself by its traceback.
+            del failed

@@ -22,8 +22,8 @@ def _assemble_packs(
     pad: bytes,
     eos: bytes | None,
     parts: list[tuple[Any, Any, Any, Any, Any]],
-    arrays: tuple[Any, Any, Any, Any, Any],
-) -> tuple[list[int], int]:
+    arrays: tuple[Any, Any, Any, Any, Any, Any],
+) -> tuple[int, int]:
     """Fills the arrays of a batch of packs from pieces of rows. Private."""
 
 def _stop_nodes() -> None:

@@ -14,6 +14,7 @@ two windows: how many packs of the window were taken, or how many tokens of the 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -206,6 +207,10 @@ class Tokenizing(Recipe):
     def works(self) -> bool:
         return True
 
+    @property
+    def is_short(self) -> bool:
+        return not self.decodes_rows
+
     def samples(
         self, rows: Any, begin: int, end: int, real: int, stopped: Callable[[], bool]
     ) -> tuple[list[Any], int]:
@@ -277,12 +282,15 @@ class Window:
 
 class Run(NamedTuple):
     """Pieces of one window's rows (row, first token, number of tokens: shape ``(pieces, 3)``), and
-    the pack of the batch that each is in.
+    the pack of the batch that each is in. ``used`` are the rows that they are of, each once, and
+    ``tokens`` says how many tokens they have.
     """
 
     window: Window
     pieces: np.ndarray
     packs: np.ndarray
+    used: np.ndarray
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -481,6 +489,63 @@ class Hand:
     lost: int = 0
 
 
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Each of them once, of some that ascend."""
+    is_new = np.empty(len(rows), np.bool_)
+    is_new[:1] = True
+    np.not_equal(rows[1:], rows[:-1], out=is_new[1:])
+    return rows[is_new]
+
+
+def _in_one(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    if len(arrays) == 1:
+        return arrays[0]
+    return np.concatenate(arrays) if arrays else np.empty(0, dtype)
+
+
+def _whole_run(window: Window, pieces: np.ndarray, pack: int) -> Run:
+    """Pieces that are all in one pack of the batch."""
+    rows = np.unique(pieces[:, 0])
+    return Run(window, pieces, np.full(len(pieces), pack), rows, int(pieces[:, 2].sum()))
+
+
+class Layout:
+    """The packs of a window. ``ends``: where the pieces of each end."""
+
+    def __init__(
+        self, window: Window, pieces: np.ndarray, ends: np.ndarray, *, is_ordered: bool
+    ) -> None:
+        self._window, self._pieces, self._is_ordered = window, pieces, is_ordered
+        self._ends = [0, *ends.tolist()]
+        self._rows = pieces[:, 0].copy()
+        self._tokens = np.concatenate(([0], np.cumsum(pieces[:, 2])))
+        #: The pack that each piece is in.
+        self._packs = np.repeat(np.arange(len(ends)), np.diff(self._ends))
+
+    @property
+    def packs(self) -> int:
+        return len(self._ends) - 1
+
+    def last_piece(self, pack: int) -> list[int]:
+        """The row, the first token and the number of tokens of the last piece of a pack."""
+        piece: list[int] = self._pieces[self._ends[pack + 1] - 1].tolist()
+        return piece
+
+    def run(self, first: int, end: int, pack: int) -> Run:
+        """The pieces of the packs ``first`` to ``end - 1``, which are those from ``pack`` on in the
+        batch.
+        """
+        a, b = self._ends[first], self._ends[end]
+        rows = self._rows[a:b]
+        return Run(
+            self._window,
+            self._pieces[a:b],
+            self._packs[a:b] + (pack - first),
+            _distinct(rows if self._is_ordered else np.sort(rows)),
+            int(self._tokens[b] - self._tokens[a]),
+        )
+
+
 class LeftOut:
     """Rows of a window that are left out, in order, which no step has counted yet, and their
     tokens.
@@ -491,6 +556,8 @@ class LeftOut:
 
     def counted(self, hand: Hand, until: int) -> Hand:
         """What counts those before a row, too, which are then counted."""
+        if not len(self._rows):
+            return hand
         n = int(np.searchsorted(self._rows, until))
         left_out, lost = hand.left_out + n, hand.lost + int(self._tokens[:n].sum())
         self._rows, self._tokens = self._rows[n:], self._tokens[n:]
@@ -513,7 +580,7 @@ class Deal:
         mine: Callable[[int], bool],
     ) -> None:
         self._order, self._pack, self._windows, self._mine = loader.order, pack, windows, mine
-        self._document = pack.document()
+        self._document, self._rules = pack.document(), pack.rules()
         self._name = loader._name
         place = loader.place
         self._world, self._rank = place.world_size, place.rank
@@ -592,7 +659,7 @@ class Deal:
                 f" {len(ends)}",
                 hint="give the tokens, or the tokenizer, that it was saved with",
             )
-        begins = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        layout = Layout(window, pieces, ends, is_ordered=pack.strategy != "best_fit")
         if pack.strategy == "best_fit":
             # Whose packs have no place among the rows.
             hand = left_out.counted(hand, count)
@@ -607,17 +674,16 @@ class Deal:
                 a, b = at + low - hand.taken, at + high - hand.taken
                 if a == 0:
                     for before, begun in hand.open:
-                        numbers = np.full(len(begun), low - mine.start)
-                        runs += (Run(before, begun, numbers),)
-                packs = np.repeat(np.arange(low, high) - mine.start, ends[a:b] - begins[a:b])
-                runs += (Run(window, pieces[begins[a] : ends[b - 1]], packs),)
+                        runs += (_whole_run(before, begun, low - mine.start),)
+                runs += (layout.run(a, b, low - mine.start),)
             at += run
-            hand = replace(hand, taken=hand.taken + run, runs=runs)
-            if hand.taken == stride:
-                rows, state = self._place(window, at, pieces, ends, documents, last)
-                hand = left_out.counted(hand, rows)
-                steps.append(self._step(hand, window.epoch, state, self._batch))
-                hand = self._after(hand)
+            if hand.taken + run < stride:
+                hand = replace(hand, taken=hand.taken + run, runs=runs)
+                break
+            rows, state = self._place(window, at, layout, documents, last)
+            hand = left_out.counted(hand, rows)
+            steps.append(self._step(hand, runs, window.epoch, state, self._batch))
+            hand = Hand(hand.number + 1, hand.packs, hand.tokens, hand.whole, dealt=hand.dealt + 1)
         if self._uneven == "pad" or not last:
             hand = left_out.counted(hand, count)
         if last:
@@ -628,7 +694,7 @@ class Deal:
             if hand.taken and self._uneven == "pad":
                 state = self._order.at(window.epoch + 1, 0)
                 real = min(max(hand.taken - mine.start, 0), self._batch)
-                steps.append(self._step(hand, window.epoch, state, real))
+                steps.append(self._step(hand, hand.runs, window.epoch, state, real))
                 dealt, after = dealt + 1, after + 1
             if whole and not dealt and not hand.taken:
                 raise InvalidRequest(
@@ -649,33 +715,21 @@ class Deal:
             open_pieces += ((window, rest),)
         return replace(hand, packs=0, tokens=0, open=open_pieces, filled=filled), steps
 
-    def _after(self, hand: Hand) -> Hand:
-        return replace(
-            hand,
-            number=hand.number + 1,
-            taken=0,
-            runs=(),
-            dealt=hand.dealt + 1,
-            left_out=0,
-            lost=0,
-        )
-
     def _place(
         self,
         window: Window,
         packs: int,
-        pieces: np.ndarray,
-        ends: np.ndarray,
+        layout: Layout,
         documents: np.ndarray,
         last: bool,
     ) -> tuple[int, State]:
         """How many rows of a window so many of its packs have passed, and the state after them."""
         rows, inside = len(window.rows), {}
         if self._pack.strategy == "best_fit":
-            if packs < len(ends):
+            if packs < layout.packs:
                 rows, inside = 0, {"packs": packs}
-        elif not (last and packs == len(ends)):
-            row, begin, count = pieces[ends[packs - 1] - 1].tolist()
+        elif not (last and packs == layout.packs):
+            row, begin, count = layout.last_piece(packs - 1)
             rows = row + 1
             if begin + count < documents[row]:
                 rows, inside = row, {"tokens": begin + count}
@@ -684,23 +738,21 @@ class Deal:
             return rows, self._order.at(window.epoch + 1, 0)
         state = self._order.at(window.epoch, position)
         if inside:
-            state = {**state, "pack": {**inside, "rules": self._pack.rules()}}
+            state["pack"] = {**inside, "rules": {**self._rules}}
         return rows, state
 
-    def _step(self, hand: Hand, epoch: int, state: State, real: int) -> PackStep:
-        nothing = np.empty(0, np.uint64)
-        rows, sources, tokens, cut = [nothing], [], 0, 0
-        for window, pieces, _ in hand.runs:
-            used = np.unique(pieces[:, 0])
+    def _step(
+        self, hand: Hand, runs: tuple[Run, ...], epoch: int, state: State, real: int
+    ) -> PackStep:
+        rows, sources, tokens, cut = [], [], 0, 0
+        for window, pieces, _, used, count in runs:
             rows.append(window.rows[used])
             if window.sources is not None:
                 sources.append(window.sources[used])
-            tokens += int(pieces[:, 2].sum())
+            tokens += count
             if self._pack.too_long == "cut":
                 over = self._documents(window)[pieces[pieces[:, 1] == 0, 0]] - self._pack.length
                 cut += int(over[over > 0].sum())
-        if self._order.mixed and not sources:
-            sources.append(np.empty(0, np.uint32))
         counts = {
             "tokens": tokens,
             "padding": self._batch * self._pack.length - tokens,
@@ -710,12 +762,12 @@ class Deal:
         return PackStep(
             hand.number,
             epoch,
-            np.concatenate(rows),
-            np.concatenate(sources) if sources else None,
+            _in_one(rows, np.uint64),
+            _in_one(sources, np.uint32) if self._order.mixed else None,
             real,
             state,
             counts,
-            runs=hand.runs,
+            runs=runs,
         )
 
     def _refuse(self, window: Window, row: int, documents: np.ndarray) -> None:
@@ -751,9 +803,13 @@ class Packing(Recipe):
     def works(self) -> bool:
         return True
 
+    @property
+    def is_short(self) -> bool:
+        return self.collate is None and not self.pin
+
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         parts = []
-        for window, pieces, packs in cast(Packed, rows).step.runs:
+        for window, pieces, packs, *_ in cast(Packed, rows).step.runs:
             assert window.table is not None
             parts.append((window.table, pieces, packs))
         made: Any = self._as_output(assembled(self.rules, self.batch, self.dtype, parts))
@@ -778,6 +834,12 @@ class Packing(Recipe):
         }
 
 
+@functools.lru_cache
+def _as_stored(token: int, dtype: np.dtype) -> bytes:
+    """A token as it is in an array."""
+    return np.array(token).astype(dtype).tobytes()
+
+
 def assembled(
     pack: Pack,
     batch: int,
@@ -789,12 +851,14 @@ def assembled(
     tokens, mask = np.empty(shape, dtype), np.empty(shape, np.bool_)
     positions, documents = np.empty(shape, np.int32), np.empty(shape, np.int32)
     filled = np.empty(batch, np.int32)
-    bounds, longest = _assemble_packs(
+    # Each piece begins in one place, and so may the padding of each pack; the last one ends.
+    bounds = np.empty(sum(len(packs) for *_, packs in parts) + batch + 1, np.int32)
+    count, longest = _assemble_packs(
         pack.length,
-        np.array(pack.pad_id).astype(dtype).tobytes(),
-        None if pack.eos_id is None else np.array(pack.eos_id).astype(dtype).tobytes(),
+        _as_stored(pack.pad_id, dtype),
+        None if pack.eos_id is None else _as_stored(pack.eos_id, dtype),
         [(*table, pieces, packs) for table, pieces, packs in parts],
-        (tokens, positions, documents, mask, filled),
+        (tokens, positions, documents, mask, filled, bounds),
     )
     return {
         "tokens": tokens,
@@ -802,7 +866,7 @@ def assembled(
         "document_ids": documents,
         "mask": mask,
         "lengths": filled,
-        "cu_seqlens": np.array(bounds, np.int32),
+        "cu_seqlens": bounds[:count],
         "max_seqlen": longest,
     }
 

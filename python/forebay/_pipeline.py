@@ -58,7 +58,6 @@ class Pipeline:
             return self._belt.at(index)
         began = time.perf_counter()
         fetched = self._fetcher.at(index)
-        there = time.perf_counter()
         if fetched is None:
             if is_exiting() and not self._close.alive:
                 # Closed at the exit, which does not wait for a loop in a daemon thread.
@@ -67,7 +66,7 @@ class Pipeline:
         job = Job(self._recipe, fetched.rows, fetched.step.real, self._meter)
         batch = job.now()
         self._meter.ledger.waited(
-            fetched.step.epoch, began, there, job.collating, time.perf_counter()
+            fetched.step.epoch, began, job.there, job.collating, time.perf_counter()
         )
         return Made(fetched.step, batch, job.skipped)
 
@@ -126,8 +125,11 @@ class _Belt:
                         self._meter,
                         lambda: self._closed,
                     )
-                    entry = fetched, job.start(self._pool, self._threads)
-                    job.when_done(self._changed.ring)
+                    if self._recipe.is_short:
+                        entry = fetched, job.make()
+                    else:
+                        entry = fetched, job.start(self._pool, self._threads)
+                        job.when_done(self._changed.ring)
             except BaseException as e:
                 entry = e
             self._changed.wait_until(partial(self._has_room, index))
@@ -146,7 +148,6 @@ class _Belt:
 
     def at(self, index: int) -> Made | None:
         began = time.perf_counter()
-        there: float | None = None
         with self._lock:
             for gone in [i for i in self._made if i < index]:
                 # The end, and the error that caused it, stay.
@@ -158,14 +159,11 @@ class _Belt:
         self._changed.ring()
 
         def is_made() -> bool:
-            nonlocal there
-            if self._closed or self._is_made(index):
-                return True
-            if there is None and index in self._made:
-                there = time.perf_counter()
-            return False
+            return self._closed or self._is_made(index)
 
-        self._changed.wait_until(is_made)
+        waits = not is_made()
+        if waits:
+            self._changed.wait_until(is_made)
         with self._lock:
             entry = None if self._closed else self._made[index]
             if self._is_cut_off:
@@ -179,9 +177,8 @@ class _Belt:
             raise entry
         fetched, job = entry
         ended = time.perf_counter()
-        self._meter.ledger.waited(
-            fetched.step.epoch, began, ended if there is None else there, job.collating, ended
-        )
+        there = job.there if waits else ended
+        self._meter.ledger.waited(fetched.step.epoch, began, there, job.collating, ended)
         batch = job.result()
         return Made(fetched.step, batch, job.skipped)
 

@@ -22,32 +22,36 @@ type Part<'py> = (
     PyBuffer<i64>,
 );
 
-/// Where a batch goes: `batch` packs of `length` tokens, each array contiguous.
+/// Where a batch goes: `batch` packs of `length` tokens, each array contiguous; how many tokens each
+/// has; and where pieces begin.
 type Arrays<'py> = (
     Bound<'py, PyAny>,
     PyBuffer<i32>,
     PyBuffer<i32>,
     Bound<'py, PyAny>,
     PyBuffer<i32>,
+    PyBuffer<i32>,
 );
 
 /// Fills the arrays of a batch: tokens, positions within each piece, its number in the pack (-1 where
-/// nothing is), whether something is there, and how many tokens each pack has. ``pad`` and ``eos`` are
-/// tokens as they are in the array. Returns where each piece begins in the batch and where it ends,
-/// and the longest; what is padding is a piece of its own.
+/// nothing is), whether something is there, how many tokens each pack has, and where each piece begins
+/// in the batch and the last one ends; what is padding is a piece of its own. ``pad`` and ``eos`` are
+/// tokens as they are in the array. Returns how many of these places there are, and how long the
+/// longest piece is.
 ///
 /// Raises:
 ///     InvalidRequest: Pieces that do not fit.
 #[pyfunction]
 #[pyo3(name = "_assemble_packs")]
 pub fn assemble_packs<'py>(
+    py: Python<'py>,
     length: usize,
     pad: &[u8],
     eos: Option<&[u8]>,
     parts: Vec<Part<'py>>,
     arrays: Arrays<'py>,
-) -> PyResult<(Vec<i32>, i32)> {
-    let (tokens, mut positions, mut documents, mask, mut filled) = arrays;
+) -> PyResult<(usize, i32)> {
+    let (tokens, mut positions, mut documents, mask, mut filled, mut bounds) = arrays;
     let (mut tokens, mut mask) = (bytes_of(&tokens, true)?, bytes_of(&mask, true)?);
     let mut batch = Batch {
         length,
@@ -58,34 +62,39 @@ pub fn assemble_packs<'py>(
         documents: writable(&mut documents)?,
         mask: writable(&mut mask)?,
         filled: writable(&mut filled)?,
-        bounds: Vec::new(),
+        bounds: writable(&mut bounds)?,
+        count: 0,
         pack: 0,
         at: 0,
         number: 0,
     };
     batch.check()?;
-    for (values, starts, counts, pieces, packs) in parts {
-        let values = bytes_of(&values, false)?;
-        let part = Tokens {
-            values: readable(&values)?,
-            starts: readable(&starts)?,
-            counts: readable(&counts)?,
+    let values = parts
+        .iter()
+        .map(|(values, ..)| bytes_of(values, false))
+        .collect::<PyResult<Vec<_>>>()?;
+    let mut of_parts = Vec::with_capacity(parts.len());
+    for ((_, starts, counts, pieces, packs), values) in parts.iter().zip(&values) {
+        let tokens = Tokens {
+            values: readable(values)?,
+            starts: readable(starts)?,
+            counts: readable(counts)?,
         };
-        let (pieces, packs) = (readable(&pieces)?, readable(&packs)?);
-        if pieces.len() != packs.len() * 3 {
-            return Err(unfit("pieces and packs are of different numbers").into());
-        }
-        for (piece, pack) in pieces.chunks_exact(3).zip(packs) {
-            batch.piece(&part, [piece[0], piece[1], piece[2]], *pack)?;
-        }
+        of_parts.push((tokens, readable(pieces)?, readable(packs)?));
     }
-    batch.go_to(batch.filled.len())?;
-    batch
-        .bounds
-        .push(i32::try_from(batch.positions.len()).map_err(|_| unfit("too many tokens"))?);
-    let longest = batch.bounds.windows(2).map(|w| w[1] - w[0]).max();
-    Ok((batch.bounds, longest.unwrap_or(0)))
+    let made = match batch.positions.len() {
+        // To let other threads run takes as long as to fill a small batch.
+        0..DETACHED_FROM => batch.fill(&of_parts),
+        _ => py.detach(|| batch.fill(&of_parts)),
+    };
+    made?;
+    let places = &batch.bounds[..batch.count];
+    let longest = places.windows(2).map(|w| w[1] - w[0]).max();
+    Ok((batch.count, longest.unwrap_or(0)))
 }
+
+/// Batches of so many tokens are filled while other threads have the interpreter.
+const DETACHED_FROM: usize = 8192;
 
 fn unfit(what: &str) -> Failure {
     Failure::invalid(format!("a batch of packs cannot be made: {what}"))
@@ -98,8 +107,8 @@ fn readable<T: Element>(buffer: &PyBuffer<T>) -> Result<&[T]> {
     if buffer.item_count() == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the buffer has so many of its own type in one piece and keeps them in place; nothing
-    // writes to what was read, and the interpreter's lock is held.
+    // SAFETY: the buffer has so many of its own type in one piece and keeps them in place, and nothing
+    // writes to what was read.
     Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<T>(), buffer.item_count()) })
 }
 
@@ -112,8 +121,8 @@ fn writable<T: Element>(buffer: &mut PyBuffer<T>) -> Result<&mut [T]> {
     if buffer.item_count() == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: as above; each array was made for this batch, and the interpreter's lock is held while
-    // they are written.
+    // SAFETY: as above; each array was made for this batch, and nobody else knows it before it is
+    // full.
     Ok(
         unsafe {
             std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<T>(), buffer.item_count())
@@ -137,7 +146,8 @@ struct Batch<'a> {
     documents: &'a mut [i32],
     mask: &'a mut [u8],
     filled: &'a mut [i32],
-    bounds: Vec<i32>,
+    bounds: &'a mut [i32],
+    count: usize,
     /// The pack that is being filled, how many tokens it has, and how many pieces.
     pack: usize,
     at: usize,
@@ -159,6 +169,28 @@ impl Batch<'_> {
         }
     }
 
+    fn fill(&mut self, parts: &[(Tokens<'_>, &[i64], &[i64])]) -> Result<()> {
+        for (tokens, pieces, packs) in parts {
+            if pieces.len() != packs.len() * 3 {
+                return Err(unfit("pieces and packs are of different numbers"));
+            }
+            for (piece, pack) in pieces.chunks_exact(3).zip(*packs) {
+                self.piece(tokens, [piece[0], piece[1], piece[2]], *pack)?;
+            }
+        }
+        self.go_to(self.filled.len())?;
+        self.begins(self.positions.len())
+    }
+
+    /// Something begins here.
+    fn begins(&mut self, at: usize) -> Result<()> {
+        let place = self.bounds.get_mut(self.count);
+        let place = place.ok_or_else(|| unfit("it has more pieces than places"))?;
+        *place = i32::try_from(at).map_err(|_| unfit("too many tokens"))?;
+        self.count += 1;
+        Ok(())
+    }
+
     /// Ends packs until `pack` is the next to be filled.
     fn go_to(&mut self, pack: usize) -> Result<()> {
         if pack < self.pack || pack > self.filled.len() {
@@ -170,7 +202,7 @@ impl Batch<'_> {
                 (self.pack + 1) * self.length,
             );
             if begin < end {
-                self.bounds.push(begin as i32);
+                self.begins(begin)?;
                 for token in self.tokens[begin * self.pad.len()..end * self.pad.len()]
                     .chunks_exact_mut(self.pad.len())
                 {
@@ -223,7 +255,7 @@ impl Batch<'_> {
         }
         self.documents[begin..end].fill(self.number);
         self.mask[begin..end].fill(1);
-        self.bounds.push(begin as i32);
+        self.begins(begin)?;
         self.at += count;
         self.number += 1;
         Ok(())
