@@ -298,8 +298,8 @@ pub struct OriginUse {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Requests that the cache answered in place of the origin.
-    pub reads_saved: u64,
+    /// Requests that the cache answered in place of the origin; `None`: not known.
+    pub reads_saved: Option<u64>,
     /// Bytes that came from the cache in place of the origin.
     pub bytes_saved: u64,
     /// Whose use this is, if not this run's alone.

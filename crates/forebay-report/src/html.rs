@@ -84,17 +84,19 @@ pub fn fragment(report: &Report) -> String {
     );
     section("CPU time and energy", &ends(report), &mut out);
     if let Some(origin) = &report.origin {
-        let rows = [
+        let mut rows = vec![
             ("read requests", grouped(origin.reads)),
             ("other requests", grouped(origin.writes)),
             ("bytes read", format_bytes(origin.read_bytes)),
             ("bytes written", format_bytes(origin.written_bytes)),
-            ("requests that the cache saved", grouped(origin.reads_saved)),
-            (
-                "bytes that the cache saved",
-                format_bytes(origin.bytes_saved),
-            ),
         ];
+        if let Some(saved) = origin.reads_saved {
+            rows.push(("requests that the cache saved", grouped(saved)));
+        }
+        rows.push((
+            "bytes that the cache saved",
+            format_bytes(origin.bytes_saved),
+        ));
         let mut body = String::from("<table>");
         for (name, value) in rows {
             let _ = write!(body, "<tr><th>{name}</th><td>{value}</td></tr>");

@@ -279,7 +279,8 @@ impl Prices {
     /// What the use of an origin cost, and what it would have cost more without the cache.
     pub fn money(&self, used: &OriginUse, egress: Egress) -> Money {
         let spent = self.lines(used.reads, used.writes, used.read_bytes, egress);
-        let saved = self.lines(used.reads_saved, 0, used.bytes_saved, egress);
+        let reads_saved = used.reads_saved.unwrap_or_default();
+        let saved = self.lines(reads_saved, 0, used.bytes_saved, egress);
         // From 0: the sum of nothing would be -0.
         let sum = |lines: &[MoneyLine]| lines.iter().fold(0.0, |sum, line| sum + line.cost);
         Money {
@@ -351,7 +352,7 @@ mod tests {
             reads: 2_000_000,
             writes: 1000,
             read_bytes: 10_000_000_000,
-            reads_saved: 1_000_000,
+            reads_saved: Some(1_000_000),
             bytes_saved: 100_000_000_000,
             ..OriginUse::default()
         };

@@ -70,16 +70,17 @@ pub fn text(report: &Report) -> String {
     }
     if let Some(origin) = &report.origin {
         let of = of(&origin.of);
+        let requests = origin.reads_saved.map_or(String::new(), |saved| {
+            format!("{} request{} and ", grouped(saved), plural(saved))
+        });
         line(
             "origin",
             format!(
-                "{} read and {} other request{}, {} read; the cache saved {} request{} and {}{of}",
+                "{} read and {} other request{}, {} read; the cache saved {requests}{}{of}",
                 grouped(origin.reads),
                 grouped(origin.writes),
                 plural(origin.writes),
                 format_bytes(origin.read_bytes),
-                grouped(origin.reads_saved),
-                plural(origin.reads_saved),
                 format_bytes(origin.bytes_saved)
             ),
         );
@@ -656,7 +657,7 @@ pub(crate) mod tests {
         let report = Report {
             origin: Some(crate::OriginUse {
                 writes: 1,
-                reads_saved: 1,
+                reads_saved: Some(1),
                 ..crate::OriginUse::default()
             }),
             money: Some(Money {
@@ -681,6 +682,22 @@ pub(crate) mod tests {
         }
         let page = crate::page(&report);
         assert!(page.contains("<td>request</td>") && page.contains("<td>requests</td>"));
+    }
+
+    #[test]
+    fn requests_that_nobody_counted_are_not_zero() {
+        let report = Report {
+            origin: Some(crate::OriginUse {
+                bytes_saved: 1 << 20,
+                ..crate::OriginUse::default()
+            }),
+            ..Report::default()
+        };
+        let told = text(&report);
+        assert!(told.contains("the cache saved 1.0 MiB\n"), "{told}");
+        let page = crate::page(&report);
+        assert!(page.contains("bytes that the cache saved"));
+        assert!(!page.contains("requests that the cache saved"), "{page}");
     }
 
     #[test]

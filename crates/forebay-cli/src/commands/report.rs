@@ -333,7 +333,7 @@ fn now() -> String {
 /// What a node did since it started.
 fn of_node(status: &Status) -> Report {
     let mut origin = OriginUse {
-        reads_saved: status.reads.hit,
+        reads_saved: Some(status.reads.hit),
         bytes_saved: status.reads.bytes_from_cache,
         of: "all that the node did since it started".into(),
         ..OriginUse::default()
