@@ -10,7 +10,7 @@ const WAITED_LEAST: f64 = 0.05;
 const CAUSE_LEAST: f64 = 0.02;
 /// The place of the network among the causes.
 const ON_THE_WAY: usize = 3;
-/// An epoch after the first whose bytes came from the origin by more than this.
+/// An epoch after others whose bytes came from the origin by more than this.
 const MISSED: f64 = 0.1;
 
 /// Warnings for what the report says.
@@ -41,16 +41,24 @@ pub fn advise(report: &Report) -> Vec<Warning> {
             );
         }
     }
-    for epoch in report.epochs.iter().filter(|e| e.epoch > 0) {
-        if let Some(hit) = epoch.figures.hit_ratio.filter(|hit| *hit < 1.0 - MISSED) {
+    // What a job that was resumed reads first, nobody could have kept: neither its first epoch, of
+    // whatever number, nor the one after a part of an epoch.
+    let mut before = 0;
+    for epoch in &report.epochs {
+        let samples = epoch.figures.samples;
+        let is_later = report.epochs_left_out > 0 || before > 0 && before >= samples;
+        before += samples;
+        let hit = epoch.figures.hit_ratio.filter(|hit| *hit < 1.0 - MISSED);
+        if let (true, Some(hit)) = (is_later, hit) {
             warn(
                 format!(
-                    "in epoch {}, {:.0} % of the bytes came from the origin again",
+                    "in epoch {}, {:.0} % of the bytes came from the origin",
                     epoch.epoch,
                     (1.0 - hit) * 100.0
                 ),
-                "the cache does not hold the dataset: make it larger, pin the dataset, or read \
-                 fewer columns",
+                "unless the node had not read them before (rows of a mix, or of another rank), the \
+                 cache does not hold the dataset: make it larger, pin the dataset, or read fewer \
+                 columns",
             );
             break;
         }
@@ -131,7 +139,7 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
                       large enough for it"
             }
         },
-        "put the cache on a faster disk, or on several (cache = a list)",
+        "put the cache on a faster disk, or on several (a --cache for each)",
         match packs {
             // They are made of one column.
             true => {
@@ -343,6 +351,7 @@ mod tests {
         let epoch = |epoch, hit| Epoch {
             epoch,
             figures: Figures {
+                samples: if epoch == 3 { 60 } else { 100 },
                 hit_ratio: Some(hit),
                 ..Figures::default()
             },
@@ -359,5 +368,16 @@ mod tests {
             ..Report::default()
         };
         assert_eq!(advise(&warm), []);
+        // Resumed within epoch 3, at a node that had read nothing.
+        let mut resumed = Report {
+            epochs: vec![epoch(3, 0.0), epoch(4, 0.6)],
+            ..Report::default()
+        };
+        assert_eq!(advise(&resumed), []);
+        resumed.epochs.push(epoch(5, 0.6));
+        assert!(advise(&resumed)[0].what.starts_with("in epoch 5, 40 %"));
+        resumed.epochs.truncate(1);
+        resumed.epochs_left_out = 1;
+        assert!(advise(&resumed)[0].what.starts_with("in epoch 3, 100 %"));
     }
 }
