@@ -175,8 +175,8 @@ fn tiles(report: &Report, out: &mut String) {
             "bytes not from the origin".into(),
         );
     }
-    for end in &report.ends {
-        let per_1000 = |amount: f64| amount * 1000.0 / end.samples.max(1) as f64;
+    for end in report.ends.iter().filter(|end| end.samples > 0) {
+        let per_1000 = |amount: f64| amount * 1000.0 / end.samples as f64;
         let unit = end.unit();
         let (value, name) = match joules(&end.energy) {
             Some((j, true)) => (amount(per_1000(j)), format!("per 1,000 {unit} (ESTIMATE)")),
@@ -505,6 +505,15 @@ mod tests {
         let page = page(&full());
         assert_eq!(page.matches("50.0 J").count(), 3, "tile, all, per 1,000");
         assert_eq!(page.matches("ESTIMATE").count(), 2, "tile and row");
+    }
+
+    #[test]
+    fn of_no_samples_nothing_is_told_per_1000() {
+        let mut report = full();
+        report.ends[0].samples = 0;
+        let page = page(&report);
+        assert_eq!(page.matches("50.0 J").count(), 1, "all");
+        assert!(!page.contains("per 1,000 samples"));
     }
 
     #[test]
