@@ -299,6 +299,12 @@ class Job:
         if self._done is not None:
             self._done.add_done_callback(lambda _: call())
 
+    def has_failed(self, failure: BaseException) -> bool:
+        """Whether this is why there is no batch."""
+        if self._done is None:
+            return self._made[1] is failure
+        return self._done.done() and self._done.exception() is failure
+
     def result(self) -> Any:
         if self._done is not None:
             return self._done.result()

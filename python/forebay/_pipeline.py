@@ -33,8 +33,8 @@ class Made:
 
 
 class Pipeline:
-    """Batches of steps, in order. Closed when it is dropped, and when the process ends; a forked
-    child does not touch it.
+    """Batches of steps, in order. Closed when one of them fails, when it is dropped, and when the
+    process ends; a forked child does not touch it.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Pipeline:
         self._belt: _Belt | None = None
         if threads and recipe.works:
             self._belt = _Belt(fetcher, recipe, threads, ahead, meter)
+        self._failure: BaseException | None = None
         self._close = weakref.finalize(self, _close, self._pid, self._belt, fetcher)
 
     def at(self, index: int) -> Made | None:
@@ -52,8 +53,21 @@ class Pipeline:
         the last, and once this is closed.
 
         Another call with the same index returns the same, so that Ctrl-C in the middle loses no
-        step. Any thread may close it meanwhile.
+        step; after a step that failed, that failure. Any thread may close it meanwhile.
         """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._at(index)
+        except BaseException as e:
+            if isinstance(e, Exception) or (self._belt is not None and self._belt.has_failed(e)):
+                # Its traceback leads to whoever asks, and from there to this. What is not closed is
+                # known until the process ends, and if it has the failure, so is all of that.
+                self._failure = e
+                self._close()
+            raise
+
+    def _at(self, index: int) -> Made | None:
         if self._belt is not None:
             return self._belt.at(index)
         began = time.perf_counter()
@@ -181,6 +195,14 @@ class _Belt:
         self._meter.ledger.waited(fetched.step.epoch, began, there, job.collating, ended)
         batch = job.result()
         return Made(fetched.step, batch, job.skipped)
+
+    def has_failed(self, failure: BaseException) -> bool:
+        """Whether this is why a batch could not be made, and not Ctrl-C while it was waited for."""
+        with self._lock:
+            return any(
+                entry[1].has_failed(failure) if isinstance(entry, tuple) else entry is failure
+                for entry in self._made.values()
+            )
 
     def _is_made(self, index: int) -> bool:
         entry = self._made.get(index, ...)

@@ -380,6 +380,45 @@ def test_a_loader_is_left_without_a_trace(ds, how):
     assert threading.active_count() <= before
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("how", ["loader", "torch", "DataLoader", "collate", "packs"])
+def test_a_loop_that_fails_leaves_no_thread(ds, how, error):
+    import gc
+
+    def fails(row):
+        if "id" not in row or row["id"] == 50:
+            raise error
+        return int(row["id"])
+
+    def tokenize(text):
+        raise error
+
+    options = {
+        "collate": {"collate": lambda rows: fails(rows[0])},
+        "packs": {"pack": forebay.Pack(8, column="text", tokenize=tokenize)},
+    }.get(how, {"decode": fails})
+    before = threading.active_count()
+    for _ in range(2):
+        loader = ds.loader(10, threads=2, **options)
+        loop = loader if how == "loader" else loader.torch()
+        if how == "DataLoader":
+            loop = DataLoader(loop, batch_size=None)
+        batches = iter(loop)
+        with pytest.raises((forebay.SampleFailed, error)) as failed:
+            for _ in batches:
+                pass
+        if how != "loader":
+            # It is still the same for whoever asks again.
+            with pytest.raises(failed.type):
+                next(batches)
+    del loader, loop, batches, failed
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+
+
 @pytest.mark.parametrize("progress", [None, True])
 def test_a_loop_with_a_progress_line_is_dropped_when_it_is_left(ds, capsys, progress):
     import gc
