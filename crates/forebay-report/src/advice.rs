@@ -85,6 +85,12 @@ fn is_of_packs(report: &Report) -> bool {
     report.unit() == "packs"
 }
 
+/// Whether the order is known, and goes from block to block anyway.
+fn is_by_block(report: &Report) -> bool {
+    let order = report.shuffle.as_ref().map(|quality| &*quality.order);
+    order.is_some_and(|order| order == "none" || order.starts_with("block"))
+}
+
 fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) {
     let seconds = run.seconds;
     if seconds <= 0.0 {
@@ -140,13 +146,15 @@ fn waiting(run: &Figures, report: &Report, warn: &mut impl FnMut(String, &str)) 
             }
         },
         "put the cache on a faster disk, or on several (a --cache for each)",
-        match packs {
-            // They are made of one column.
-            true => {
+        // Packs are made of one column.
+        match (packs, is_by_block(report)) {
+            (true, true) => "give the node more cores",
+            (true, false) => {
                 "shuffle by forebay.Block(…) so that blocks are decoded once, or give the node more \
                  cores"
             }
-            false => {
+            (false, true) => "read fewer columns, or give the node more cores",
+            (false, false) => {
                 "read fewer columns, shuffle by forebay.Block(…) so that blocks are decoded once, \
                  or give the node more cores"
             }
@@ -285,6 +293,32 @@ mod tests {
         far.is_streamed = true;
         let advice = &advise(&far)[0].advice;
         assert!(advice.contains("connections=") && !advice.contains("stream=True"));
+    }
+
+    #[test]
+    fn who_reads_whole_blocks_is_not_told_to() {
+        let mut decoding = run();
+        let waits = &mut decoding.run.as_mut().unwrap().waits;
+        (waits.origin_s, waits.prepare_s) = (0.0, 60.0);
+        for (order, told) in [
+            (None, true),
+            (Some("full"), true),
+            (Some("window:100"), true),
+            (Some("block:16"), false),
+            (Some("none"), false),
+        ] {
+            decoding.shuffle = order.map(|order| Quality {
+                order: order.into(),
+                ..Quality::default()
+            });
+            let advice = &advise(&decoding)[0].advice;
+            assert!(advice.contains("more cores"), "{advice}");
+            assert_eq!(
+                advice.contains("forebay.Block"),
+                told,
+                "{order:?}: {advice}"
+            );
+        }
     }
 
     #[test]
