@@ -1153,9 +1153,10 @@ class Dataset(Loadable[S_co]):
                 self._are_there(numbers)
                 given = np.array(numbers, np.int64)
         if given.ndim != 1 or given.dtype.kind not in "iu":
+            hint = ": select(mask) takes a bool for each row" if given.dtype == bool else ""
             raise TypeError(
                 f"rows must be whole numbers in one dimension, not {given.dtype} of shape"
-                f" {given.shape}"
+                f" {given.shape}{hint}"
             )
         low = int(given.min())
         self._are_there((low, int(given.max())))

@@ -76,6 +76,8 @@ def test_rows_by_number(ds):
         ds[ROWS]
     with pytest.raises(IndexError):
         ds[1 << 64]
+    with pytest.raises(TypeError, match=r"not bool of shape .*: select\(mask\)"):
+        ds[np.arange(ROWS) % 2 == 0]
     for wrong in ([0, 1], 1.0, None, np.array([0, 1])):
         with pytest.raises(TypeError, match="is not a row number"):
             rows[wrong]
