@@ -34,7 +34,8 @@ class Stats:
         seconds: Between the first request for a batch and the end of the last. After
             ``loader.stats(reset=True)`` in a loop, from then on.
         waited_s: Of these, seconds in which the training step waited for a batch.
-        step_s: The rest: the time that the loop itself took.
+        step_s: The rest: the time that the loop itself took, and that between loops over the loader
+            (for validation, say), of which a report (:meth:`forebay.Loader.report`) tells nothing.
         network_s: Waiting for the node's answers and receiving them, less the node's own times
             where answers report them.
         decode_s: Time in ``decode``, ``transform`` and ``collate``.
