@@ -738,6 +738,16 @@ class _Writing:
         except (PreconditionFailed, NotFound) as e:
             # The answer to an attempt may be lost, and the claim there.
             found = self._get(CLAIM)
+            if found is None and if_match is None and self._get(MANIFEST) is None:
+                # Nobody writes there: the bucket has another reason, such as a file of that name.
+                if isinstance(e, NotFound):
+                    raise
+                raise Conflict(
+                    f"nothing can be written to {self.target}: {e.message}",
+                    hint="write to another prefix",
+                    status=e.status,
+                    request_id=e.request_id,
+                ) from e
             if found is None or _object_of(found[0]).get("writer") != claim["writer"]:
                 raise self._lost() from e
             self.claim_etag = found[1]

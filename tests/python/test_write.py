@@ -922,6 +922,15 @@ def test_a_target_among_the_sources_is_refused(source, scratch, client, fetch):
     assert len(forebay.open(f"{here}/in/*.parquet", client=client)) == ROWS
 
 
+def test_a_target_that_the_bucket_refuses_is_not_written_by_another_process(source, put, fetch):
+    # This S3 server keeps objects as files, which cannot be directories too.
+    with pytest.raises(forebay.Conflict) as refused:
+        source.write(put("file", b"is no prefix"))
+    assert "another process" not in str(refused.value)
+    assert "/file/" in refused.value.message and "another prefix" in refused.value.hint
+    assert fetch("file/") == {}
+
+
 def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     rows = pa.table({"__key__": ["a", "b.c", "d"], "n": [1.0, float("nan"), None], "i": [1, 2, 3]})
     ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
