@@ -508,6 +508,25 @@ mod tests {
     }
 
     #[test]
+    fn a_bin_that_has_only_begun_is_no_drop() {
+        let bin = |samples, waited_s| Bin {
+            samples,
+            waited_s,
+            compute_s: 0.0,
+        };
+        let mut timeline = Timeline {
+            bin_seconds: 1.0,
+            bins: vec![bin(100, 1.0), bin(100, 1.0), bin(25, 0.25)],
+        };
+        let at_the_top =
+            |timeline: &Timeline| svg::timeline(timeline, "samples").matches(" 16.0H").count();
+        assert_eq!(at_the_top(&timeline), 3);
+        // One that is as long as the others is what it is.
+        timeline.bins[2].waited_s = 1.0;
+        assert_eq!(at_the_top(&timeline), 2);
+    }
+
+    #[test]
     fn of_no_samples_nothing_is_told_per_1000() {
         let mut report = full();
         report.ends[0].samples = 0;

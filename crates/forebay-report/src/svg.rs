@@ -136,19 +136,24 @@ pub(crate) fn timeline(timeline: &Timeline, unit: &str) -> String {
     const TALL: f64 = 110.0;
     const LEFT: f64 = 52.0;
     let wide = WIDTH - LEFT;
-    let rate = |samples: u64| samples as f64 / timeline.bin_seconds;
-    let most = bins
+    let mut rates: Vec<f64> = bins
         .iter()
-        .map(|b| rate(b.samples))
-        .fold(f64::MIN_POSITIVE, f64::max);
+        .map(|bin| bin.samples as f64 / timeline.bin_seconds)
+        .collect();
+    // The last bin has only begun: with the end of the one before, it is as long as the others.
+    if let (Some(last), [.., before, rate]) = (bins.last(), &mut rates[..]) {
+        let lasted = (last.waited_s + last.compute_s) / timeline.bin_seconds;
+        *rate += *before * (1.0 - lasted).max(0.0);
+    }
+    let most = rates.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let mut out = open(
         &format!("{unit} per second and waiting over time"),
         2.0 * TALL + 74.0,
     );
     let each = wide / bins.len() as f64;
     let mut path = String::new();
-    for (i, bin) in bins.iter().enumerate() {
-        let y = 16.0 + TALL * (1.0 - rate(bin.samples) / most);
+    for (i, rate) in rates.iter().enumerate() {
+        let y = 16.0 + TALL * (1.0 - rate / most);
         let x = LEFT + i as f64 * each;
         let _ = write!(
             path,
