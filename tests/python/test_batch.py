@@ -51,6 +51,12 @@ def test_warm_and_cold_answers_are_the_same_bytes(client, names):
     assert whole[0] == whole[1]
 
 
+def test_thousands_of_batches_may_be_kept(client, objects):
+    # Each reserves address space, of which a process has 128 TiB.
+    kept = [client.batch(["img/0003.bin"], bucket="train")[0].data for _ in range(2500)]
+    assert all(data == objects["img/0003.bin"] for data in kept)
+
+
 def test_duplicates(client, objects):
     names = ["one", "img/0003.bin", "one", "one", "img/0003.bin", "empty", "empty"]
     assert [bytes(i) for i in client.batch(names, bucket="train")] == [objects[n] for n in names]

@@ -21,6 +21,10 @@ use std::{
 
 /// Address space, not memory: the largest batch that one region can take.
 pub const REGION_RESERVE_BYTES: usize = 64 << 30;
+/// Of so many regions at the same time, each reserves that much, and of more, each reserves less: a
+/// process has 128 TiB of address space, and somebody may keep thousands of batches.
+const REGIONS_LARGE_MAX: usize = 512;
+const REGION_RESERVE_LATER_BYTES: usize = 2 << 30;
 /// If address space is scarce (`ulimit -v`), reservations shrink down to this before giving up.
 const REGION_RESERVE_MIN_BYTES: usize = 64 << 20;
 /// The smallest step in which pages are committed.
@@ -32,6 +36,9 @@ const POOL_BYTES_MAX: usize = 512 << 20;
 const POOL_SIZED_BYTES_MAX: usize = 256 << 20;
 const SIZED_STEP_BYTES: usize = 2 << 20;
 
+/// Regions of this process that reserve more address space than they commit.
+static RESERVING: AtomicUsize = AtomicUsize::new(0);
+
 /// Address space with its first `committed` bytes readable and writable.
 struct Mapping {
     base: NonNull<u8>,
@@ -39,6 +46,8 @@ struct Mapping {
     committed: usize,
     /// It is for answers whose size is known, and all of it is committed.
     sized: bool,
+    /// It has less address space than others because there were many of them.
+    is_small: bool,
 }
 
 // SAFETY: a mapping is plain memory, owned by one value at a time.
@@ -46,7 +55,11 @@ unsafe impl Send for Mapping {}
 
 impl Mapping {
     fn reserve() -> Result<Mapping> {
-        let mut size = REGION_RESERVE_BYTES;
+        let is_small = RESERVING.load(Ordering::Relaxed) >= REGIONS_LARGE_MAX;
+        let mut size = match is_small {
+            true => REGION_RESERVE_LATER_BYTES,
+            false => REGION_RESERVE_BYTES,
+        };
         loop {
             // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
             // that exists.
@@ -62,11 +75,13 @@ impl Mapping {
             };
             match NonNull::new(at.cast::<u8>()) {
                 Some(base) if at != libc::MAP_FAILED => {
+                    RESERVING.fetch_add(1, Ordering::Relaxed);
                     return Ok(Mapping {
                         base,
                         reserved: size,
                         committed: 0,
                         sized: false,
+                        is_small,
                     });
                 }
                 _ if size > REGION_RESERVE_MIN_BYTES => size /= 2,
@@ -98,6 +113,7 @@ impl Mapping {
                 reserved: size,
                 committed: size,
                 sized: true,
+                is_small: false,
             }),
             _ => Err(out_of_memory("memory for rows")),
         }
@@ -112,7 +128,7 @@ impl Mapping {
                 Class::TooLarge,
                 format!("the batch is larger than {} bytes", self.reserved),
             )
-            .hint("ask for fewer entries in one batch"));
+            .hint("ask for fewer entries in one batch, and keep fewer batches"));
         }
         // Grow by a quarter, not to double the size: the pool counts what is committed, and would
         // reject regions that are half empty.
@@ -144,11 +160,17 @@ fn out_of_memory(what: &str) -> Failure {
             std::io::Error::last_os_error()
         ),
     )
-    .hint("ask for smaller batches, prefetch fewer, or raise the process's memory limit")
+    .hint(
+        "ask for smaller batches, prefetch fewer, keep copies (bytes) in place of whole batches, or \
+         raise the process's memory limit",
+    )
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.sized {
+            RESERVING.fetch_sub(1, Ordering::Relaxed);
+        }
         // SAFETY: our own mapping, and no view is left (views hold the region).
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.reserved) };
     }
@@ -177,6 +199,10 @@ impl RegionPool {
     }
 
     fn give(&self, mapping: Mapping) {
+        if mapping.is_small {
+            // The next batch may need more.
+            return;
+        }
         let mut free = self.free.lock();
         let held = |only_sized: bool| -> usize {
             let those = free.iter().filter(|m| m.sized || !only_sized);
