@@ -1243,16 +1243,17 @@ class Parquet(Encoder):
         return (self._pa.ArrowException, ValueError, TypeError, OSError, KeyError)
 
     def _try(self, does: Callable[[], Any]) -> Any:
-        """Says of what PyArrow refuses, that it is about the options."""
-        if not self.options.more and self.options.compression is None:
-            return does()
+        """Says of what PyArrow refuses, with which options it does."""
         try:
             return does()
         except self._refusals as e:
-            given = ", ".join(self.options.more) or "compression"
+            given = ", ".join(self.options.more) or (self.options.compression and "compression")
             raise InvalidRequest(
-                f"PyArrow {self._pa.__version__} does not write that with {given}: {e}",
-                hint="another value, or columns for which it holds",
+                f"PyArrow {self._pa.__version__} does not write that"
+                f"{f' with {given}' if given else ''}: {e}",
+                hint="another value, or columns for which it holds"
+                if given
+                else "cast the column to a type that holds it, or leave it out with columns=",
             ) from e
 
     def _write(self, writer: Any, table: Any, group: int, shard: Shard, first: int) -> None:

@@ -970,6 +970,23 @@ def test_rows_that_a_format_cannot_hold_are_named(put, client, scratch, fetch):
     assert not any(name.endswith("_manifest") for name in fetch(""))
 
 
+def test_a_value_that_parquet_does_not_hold_is_named(put, client, scratch, fetch):
+    """Without any option: seconds become milliseconds there."""
+    seconds = pa.table({"t": pa.array([0, 1, 2**62, 3], pa.timestamp("s"))})
+    out = io.BytesIO()
+    with pa.ipc.new_file(out, seconds.schema) as file:
+        file.write_table(seconds)
+    put("in/0.arrow", out.getvalue())
+    ds = forebay.open(f"scratch/{scratch}/in/*.arrow", client=client)
+    for options in ({}, {"compression": "zstd"}, {"shard_rows": 2}):
+        with pytest.raises(forebay.SampleFailed, match="cannot be written: PyArrow .* row 2 of") as e:
+            ds.write(f"scratch/{scratch}/out/", **options)
+        assert e.value.row == 2
+        assert all(name.startswith(("shard-", "_forebay/")) for name in fetch("out/"))
+    done = ds.take(2).write(f"scratch/{scratch}/other/")
+    assert done.rows == 2
+
+
 def test_a_write_that_its_rows_refuse_leaves_the_target_to_another(put, client, scratch, fetch):
     rows = pa.table({"id": range(9), "n": [None if i == 5 else i for i in range(9)]})
     ds = forebay.open(put("in/a.parquet", parquet(rows)), client=client)
