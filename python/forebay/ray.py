@@ -92,6 +92,8 @@ def __dir__() -> list[str]:
 
 #: Positions of the rows of one write task, which number samples without keys.
 _TASK_POSITIONS = 10**9
+#: What the claim says when no task is to write any more.
+ALL_WRITTEN = "all shards are written"
 #: Rows that say how large a row is, and bytes of them at most.
 SAMPLE_ROWS, SAMPLE_BYTES = 32, 64 << 20
 log = logging.getLogger("forebay")
@@ -307,8 +309,9 @@ def read(
 class ForebayDatasink(Datasink[list[dict[str, Any]]]):
     """New shards, one of each write task, and a manifest, which is the commit.
 
-    What an attempt of a task left that Ray repeated is removed before the manifest is written; a
-    write that fails removes what it wrote, also of tasks that end after it. All rows must have the
+    What an attempt of a task left that Ray repeated is removed before the manifest is written, or
+    by itself if it ends after that; a write that fails removes what it wrote, also of tasks that
+    end after it. All rows must have the
     same columns of the same types (JSON lines may differ): cast them before. A column that has only
     missing values in some blocks has the type of the others; in formats other than Parquet, where
     these are of one task.
@@ -433,14 +436,14 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
                 hint="one job writes to a target; remove what one left that was given up",
             ) from e
 
-    def _is_given_up(self) -> bool:
-        """Whether the claim is not that of this write any more."""
+    def _is_over(self) -> bool:
+        """Whether the claim is not that of this write any more, or says that it has all shards."""
         name = self._object(CLAIM)
         try:
             claim = json.loads(bytes(_patiently(self.client, lambda: self.client.get(name))))
         except NotFound:
             return True
-        return bool(claim.get("write") != self.write_id)
+        return bool(claim.get("write") != self.write_id or claim.get("state") == ALL_WRITTEN)
 
     def write(self, blocks: Iterable[Any], ctx: Any) -> list[dict[str, Any]]:
         """Writes a shard of all blocks of this task; returns what the manifest says of it."""
@@ -468,11 +471,15 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         counted = _Counted(first, self._alike(kinds, batches))
         source = Source(self._pieces(encoder, counted, shard, name))
         etag = self.client.put(self._object(name), source, if_absent=True)
-        if self._is_given_up():
-            # Whoever gave it up has not seen this shard.
+        if self._is_over():
+            # Whoever ended it has not seen this shard.
             for key in (name, f"{name}.idx"):
                 self._delete(f"{self.prefix}{key}")
-            raise Conflict(f"the write to {self.bucket}/{self.prefix} was given up meanwhile")
+            raise Conflict(
+                f"the write to {self.bucket}/{self.prefix} was given up or ended meanwhile",
+                hint="Ray repeats tasks that it takes for lost: another attempt may have written"
+                " these rows",
+            )
         entry = {"name": name, "rows": counted.rows, "size": source.sent, "etag": etag}
         return [{**entry, "notes": shard.notes, "kinds": kinds}]
 
@@ -530,7 +537,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         if not shards:
             raise InvalidRequest("there are no rows to write")
         kinds = self._kinds_of_all(shards)
-        self._claim("all shards are written", self.claim_etag)
+        self._claim(ALL_WRITTEN, self.claim_etag)
         self._remove(keep=[entry["name"] for entry in shards])
         ends = self._encoder(kinds).finish(shards)
         self.ends = [name for name, _ in ends]

@@ -349,7 +349,7 @@ def test_ctrl_c_ends_a_write_that_leaves_nothing(node):
 
     with pytest.raises(KeyboardInterrupt):
         forebay.ray.write(Interrupted(), "bucket/interrupted/", client=client)
-    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+    with pytest.raises(forebay.Conflict, match="given up or ended meanwhile"):
         task(late[0], 1, numbers(3))
     assert not list(client.list("bucket/interrupted/"))
 
@@ -359,18 +359,52 @@ def test_a_task_that_ends_after_its_write_was_given_up_leaves_nothing(node):
     late = begun(client, "late", "tfrecord")
     task(late, 0, numbers(1))
     late.on_write_failed(ValueError("as asked"))
-    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+    with pytest.raises(forebay.Conflict, match="given up or ended meanwhile"):
         task(late, 1, numbers(2))
     assert not list(client.list("bucket/late/"))
     # Nor does it touch what another job writes there now.
     other = begun(client, "late", "tfrecord")
     kept = task(other, 0, numbers(3))
-    with pytest.raises(forebay.Conflict, match="given up meanwhile"):
+    with pytest.raises(forebay.Conflict, match="given up or ended meanwhile"):
         task(late, 2, numbers(2))
     late.on_write_failed(ValueError("again"))
     complete(other, kept)
     assert other.written.rows == 1
     assert len(forebay.open(other.written.source, client=client)) == 1
+
+
+def test_an_attempt_that_ends_after_its_write_leaves_nothing(node):
+    """Ray has repeated a task that it took for lost; the first attempt ends amid the commit, when
+    what others left has been removed.
+    """
+    client = forebay.Client(node.url)
+    late = begun(client, "zombie", "tfrecord")
+    kept = task(late, 0, numbers(1))
+    ended = []
+
+    class Zombie:
+        timeout = client.timeout
+
+        def __getattr__(self, name):
+            return getattr(client, name)
+
+        def put(self, where, *arguments, **options):
+            if where[1].endswith("_manifest"):
+                with pytest.raises(forebay.Conflict, match="given up or ended meanwhile"):
+                    task(late, 0, numbers(1))
+                ended.append(where)
+            return client.put(where, *arguments, **options)
+
+    sink = forebay.ray.ForebayDatasink("bucket/zombie/", "tfrecord", client=client)
+    sink.write_id, sink.claimed, sink.claim_etag = late.write_id, True, late.claim_etag
+    sink.client = Zombie()
+    complete(sink, kept)
+    there = [i.key for i in client.list("bucket/zombie/") if not i.key.endswith("/")]
+    assert ended and sorted(key.rpartition(".")[2] for key in there) == [
+        "idx",
+        "tfrecord",
+        "zombie/_manifest",
+    ]
 
 
 def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
