@@ -110,6 +110,9 @@ READ_MAX_ROWS = 4096
 AHEAD_REQUESTS = 2
 #: Rows that say how large a row is, in how many places they are, and about their bytes at most.
 SAMPLE_ROWS, SAMPLE_PLACES, SAMPLE_BYTES = 256, 8, 64 << 20
+#: A node gives up an upload that is silent for long, and calls it invalid. Where a piece took so
+#: long to make, that is taken for the reason, and the shard is sent again.
+SILENT_SECONDS = 10.0
 #: Pauses between the attempts at a shard.
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 0.2, 5.0
 
@@ -379,16 +382,33 @@ class Source:
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = joined(pieces, PIECE_BYTES)
+        self._first: list[bytes] = []
+        #: How long a request has waited for a piece, at the most.
+        self.waited_seconds = 0.0
         self.sent = 0
         self.failed: BaseException | None = None
 
-    def read(self, _: int = -1, /) -> bytes:
+    def begin(self) -> Source:
+        """Makes the first pieces, before a request waits for them: a node gives up an upload that is
+        silent for long, and the first piece of MDS takes as long as the whole shard.
+        """
+        # The client sends a piece when it has the next one.
+        while len(self._first) < 2 and (piece := self._next()):
+            self._first.append(piece)
+        return self
+
+    def _next(self) -> bytes:
         try:
             # A compressor may give nothing for a piece; only the end is empty.
-            piece = next((p for p in self._pieces if p), b"")
+            return next((p for p in self._pieces if p), b"")
         except BaseException as e:
             self.failed = e
             raise
+
+    def read(self, _: int = -1, /) -> bytes:
+        began = time.monotonic()
+        piece = self._first.pop(0) if self._first else self._next()
+        self.waited_seconds = max(self.waited_seconds, time.monotonic() - began)
         self.sent += len(piece)
         return piece
 
@@ -845,7 +865,7 @@ class _Writing:
             shard = Shard(first, rows)
             source = Source(self._pieces(name, shard))
             try:
-                etag = self.client.put(self._object(name), source, if_absent=True)
+                etag = self.client.put(self._object(name), source.begin(), if_absent=True)
                 if etag is None:
                     etag = self.client.head(self._object(name)).etag
                 entry = {"name": name, "rows": rows, "size": source.sent, "etag": etag}
@@ -853,8 +873,10 @@ class _Writing:
             except SampleFailed as e:
                 self._say_which(e, shard.at)
                 raise
-            except (PreconditionFailed, *UNSURE) as e:
+            except (PreconditionFailed, InvalidRequest, *UNSURE) as e:
                 if source.failed is not None and not isinstance(source.failed, PASSING):
+                    raise
+                if isinstance(e, InvalidRequest) and source.waited_seconds < SILENT_SECONDS:
                     raise
                 if source.failed is None and (known := self._known_shard(name, rows)):
                     # An attempt whose answer was lost, or another process.

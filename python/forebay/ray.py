@@ -470,7 +470,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         shard = Shard(ctx.task_idx * _TASK_POSITIONS, 0)
         counted = _Counted(first, self._alike(kinds, batches))
         source = Source(self._pieces(encoder, counted, shard, name))
-        etag = self.client.put(self._object(name), source, if_absent=True)
+        etag = self.client.put(self._object(name), source.begin(), if_absent=True)
         if self._is_over():
             # Whoever ended it has not seen this shard.
             for key in (name, f"{name}.idx"):

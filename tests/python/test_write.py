@@ -1729,6 +1729,48 @@ def test_a_node_that_goes_away_for_a_while_costs_only_time(origin, put, scratch,
         node.stop()
 
 
+def test_shards_that_take_long_to_make_are_written(origin, put, scratch, tmp_path, monkeypatch):
+    """A node gives up uploads that are silent for a minute, or here for a second."""
+    from forebay import _write
+
+    put("in/0.parquet", parquet(table(ROWS, 10_000, 20_000)))
+    short = ["--set", "limits.body_timeout=1s"]
+    node = Node(origin.url, ["scratch"], tmp_path / "node", options=short)
+    each_row, is_slow = _encode._each_row, threading.Event()
+
+    def slowly(batches, shard, *how):
+        for row in each_row(batches, shard, *how):
+            if shard.rows == ROWS and shard.at == 450 and is_slow.is_set():
+                time.sleep(2.5)
+                if format == "tar":
+                    is_slow.clear()
+            yield row
+
+    monkeypatch.setattr(_encode, "_each_row", slowly)
+    try:
+        ds = forebay.open(f"scratch/{scratch}/in/*", url=node.url)
+
+        def write(format: str, retry_for: float) -> forebay.Written:
+            is_slow.set()
+            out = f"scratch/{scratch}/{format}/"
+            return ds.write(
+                out, format, shard_rows=ROWS, key=None if format == "tar" else "__key__",
+                columns=["id", "data"], writers=1, retry_for=retry_for,
+            )  # fmt: skip
+
+        format = "mds"  # Nothing goes out before all of the shard is there.
+        assert write(format, 0).rows == ROWS
+        format = "tar"  # In its middle, once, as when the bucket does not answer for a while.
+        with pytest.raises(forebay.InvalidRequest, match="silent"):
+            write(format, 20)
+        monkeypatch.setattr(_write, "SILENT_SECONDS", 2.0)
+        done = write(format, 20)
+        assert not is_slow.is_set() and done.rows == ROWS
+        assert len(forebay.open(done.source, url=node.url)) == ROWS
+    finally:
+        node.stop()
+
+
 def test_ctrl_c_ends_a_write_and_the_next_call_goes_on(put, scratch, origin, tmp_path, origin_s3):
     put("in/0.parquet", parquet(table(ROWS, size=20_000)))
     node = Node(origin.url, ["scratch"], tmp_path / "node")
