@@ -449,6 +449,18 @@ def test_a_wait_of_no_number_of_seconds_is_refused_at_once(monkeypatch, timeout)
         waited.wait(timeout)
 
 
+def test_a_wait_ends_though_the_node_does_not_answer(monkeypatch):
+    monkeypatch.setattr(_wire, "_GRACE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = forebay.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=20)
+        saved = ckpt.Checkpoint(client, "s3://runs/silent", "0123456789abcdef")
+        for timeout in (0, 1.0):
+            began = time.monotonic()
+            with pytest.raises(forebay.Timeout, match="does not answer"):
+                saved.wait(timeout)
+            assert time.monotonic() - began < 10
+
+
 def test_the_room_that_is_asked_for_is_that_of_each_storage_once():
     from forebay.checkpoint import _formats
 

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import fnmatch
+import functools
 import itertools
 import json
 import logging
@@ -56,6 +57,8 @@ _BLOCK_BYTES = 1 << 20
 #: Smaller files are not worth being borrowed; and so many are at the same time.
 _BORROWED_BYTES = 1 << 20
 _BORROWED_FILES = 64
+#: How much longer than its timeout a wait may take, for a node that does not answer.
+_GRACE_SECONDS = 5.0
 #: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
 #: Pauses between the attempts to give up what is being committed.
@@ -184,6 +187,30 @@ def checked_deadline(deadline: object) -> float | None:
     return None if deadline is None else _number("deadline", deadline, _DEADLINE_SECONDS)
 
 
+def _within(seconds: float, look: Callable[[], T], name: str) -> T:
+    """What ``look`` returns. A node that does not answer for so long is left alone: whoever asked it
+    ends by the client's ``timeout``.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found = look()
+        except BaseException as e:
+            done.set_exception(e)
+        else:
+            done.set_result(found)
+
+    threading.Thread(target=run, name="forebay-wait", daemon=True).start()
+    wait([done], seconds)
+    if not done.done():
+        raise Timeout(
+            f"{name}: the node does not answer; it is not known how the checkpoint stands",
+            hint="see the node's log; if it has it, it goes on with it",
+        )
+    return done.result()
+
+
 class Checkpoint:
     """A checkpoint that was saved: whether it is staged on the node's disk, and whether it is
     durable at its origin.
@@ -241,11 +268,13 @@ class Checkpoint:
         node is started again, whether or not another one answers meanwhile.
 
         Args:
-            timeout: Seconds; None: as long as it takes.
+            timeout: Seconds, and some more for a node that does not answer; None: as long as it
+                takes.
 
         Raises:
             InvalidRequest: ``timeout`` is not a number.
-            Timeout: It is not so far. The hint has what its flush failed with, if it did.
+            Timeout: It is not so far, or the node does not answer. The hint has what its flush failed
+                with, if it did.
             NotFound: It was given up.
             ConnectionFailed: The node that has it was not reached until the end of ``timeout``;
                 without one, for as long as the client's ``timeout``.
@@ -269,11 +298,15 @@ class Checkpoint:
         reached = told = time.monotonic()
         while True:
             left = _WAIT_SECONDS if end is None else max(0.0, end - time.monotonic())
-            patience = f"{min(left, every, _WAIT_SECONDS, self.client.timeout / 2):.3f}"
-            path = path_of(*self._place, id=self.id, until=until, wait_s=patience)
+            patience = min(left, every, _WAIT_SECONDS, self.client.timeout / 2)
+            path = path_of(*self._place, id=self.id, until=until, wait_s=f"{patience:.3f}")
+            look = functools.partial(ask, self.client, "GET", path)
             moves = self.client.moves
             try:
-                status = ask(self.client, "GET", path)
+                if end is None:
+                    status = look()
+                else:
+                    status = _within(patience + _GRACE_SECONDS, look, self.name)
             except (ConnectionFailed, Timeout, NotFound) as e:
                 is_elsewhere = isinstance(e, NotFound)
                 if is_elsewhere and self._is_told(moves):
