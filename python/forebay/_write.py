@@ -389,8 +389,8 @@ class Source:
         self.failed: BaseException | None = None
 
     def begin(self) -> Source:
-        """Makes the first pieces, before a request waits for them: a node gives up an upload that is
-        silent for long, and the first piece of MDS takes as long as the whole shard.
+        """Makes the first pieces, before a request waits for them: a node gives up an upload that
+        is silent for long, and the first piece of MDS takes as long as the whole shard.
         """
         # The client sends a piece when it has the next one.
         while len(self._first) < 2 and (piece := self._next()):

@@ -188,7 +188,7 @@ def checked_deadline(deadline: object) -> float | None:
 
 
 def _within(seconds: float, look: Callable[[], T], name: str) -> T:
-    """What ``look`` returns. A node that does not answer for so long is left alone: whoever asked it
+    """What ``look`` returns. A node that does not answer for so long is left alone: the question
     ends by the client's ``timeout``.
     """
     done: Future[T] = Future()
@@ -273,8 +273,8 @@ class Checkpoint:
 
         Raises:
             InvalidRequest: ``timeout`` is not a number.
-            Timeout: It is not so far, or the node does not answer. The hint has what its flush failed
-                with, if it did.
+            Timeout: It is not so far, or the node does not answer. The hint has what its flush
+                failed with, if it did.
             NotFound: It was given up.
             ConnectionFailed: The node that has it was not reached until the end of ``timeout``;
                 without one, for as long as the client's ``timeout``.
