@@ -1248,12 +1248,12 @@ class Parquet(Encoder):
             return does()
         except self._refusals as e:
             given = ", ".join(self.options.more) or (self.options.compression and "compression")
+            options, hint = f" with {given}", "another value, or columns for which it holds"
+            if not given:
+                options = ""
+                hint = "cast the column to a type that holds it, or leave it out with columns="
             raise InvalidRequest(
-                f"PyArrow {self._pa.__version__} does not write that"
-                f"{f' with {given}' if given else ''}: {e}",
-                hint="another value, or columns for which it holds"
-                if given
-                else "cast the column to a type that holds it, or leave it out with columns=",
+                f"PyArrow {self._pa.__version__} does not write that{options}: {e}", hint=hint
             ) from e
 
     def _write(self, writer: Any, table: Any, group: int, shard: Shard, first: int) -> None:
