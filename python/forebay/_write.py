@@ -98,6 +98,8 @@ __all__ = ["Written"]
 
 MANIFEST = "_manifest"
 CLAIM = "_forebay/unfinished.json"
+#: What a claim has as arguments that Ray's sink makes.
+BY_RAY = {"by": "ray"}
 #: Bytes of a shard, by default. MDS's readers and its writer hold a whole shard.
 SHARD_BYTES = {"mds": 64 << 20}
 SHARD_DEFAULT_BYTES = 256 << 20
@@ -674,6 +676,8 @@ class _Writing:
     def _differences(self, theirs: Any) -> str:
         if not isinstance(theirs, dict):
             return ""
+        if theirs == BY_RAY:
+            return "; forebay.ray.write began it"
         mine = json.loads(json.dumps(self.arguments))
         differ = [k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)]
         told = []
@@ -703,8 +707,9 @@ class _Writing:
             claim = _object_of(found[0])
             failed = claim.pop("failed", None)
             if claim.get("write") != self.digest:
-                # The same arguments would fail on the same row.
-                go_on = "" if failed else "give the same arguments to go on with it, or "
+                # The same arguments would fail on the same row, and Ray's writes do not go on.
+                is_final = failed or claim.get("arguments") == BY_RAY
+                go_on = "" if is_final else "give the same arguments to go on with it, or "
                 raise Conflict(
                     f"{self.target} belongs to another write, which"
                     f" {f'failed ({failed})' if failed else 'is not finished'}"

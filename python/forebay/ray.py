@@ -62,6 +62,7 @@ from ._paced import Pace, paced
 from ._plan import Order
 from ._stop import Stop
 from ._write import (
+    BY_RAY,
     CLAIM,
     MANIFEST,
     READ_BYTES,
@@ -417,7 +418,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
     def _claim(self, state: str, if_match: str | None) -> None:
         """Makes the claim, or says in it how far this write is."""
         by = None if state == "given up" else self.write_id
-        claim = {"forebay_write": 1, "write": by, "arguments": {"by": "ray"}, "state": state}
+        claim = {"forebay_write": 1, "write": by, "arguments": BY_RAY, "state": state}
         claim |= {"of": self.write_id, "writer": this_writer()}
         name = self._object(CLAIM)
         try:

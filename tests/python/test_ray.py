@@ -407,6 +407,19 @@ def test_an_attempt_that_ends_after_its_write_leaves_nothing(node):
     ]
 
 
+def test_what_a_driver_left_that_was_killed_is_told(node):
+    client = forebay.Client(node.url)
+    sink = begun(client, "left")
+    task(sink, 0, numbers(1))
+    ds = forebay.open("bucket/in/*.parquet", client=client)
+    with pytest.raises(forebay.Conflict, match="not finished; forebay.ray.write began it") as e:
+        ds.write("bucket/left/")
+    assert e.value.hint.startswith("remove what is below the prefix")
+    with pytest.raises(forebay.Conflict, match="is not empty"):
+        begun(client, "left")
+    sink.on_write_failed(ValueError("as asked"))
+
+
 def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
     client = forebay.Client(node.url)
     said = pa.field("said", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
