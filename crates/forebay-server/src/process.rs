@@ -1,7 +1,7 @@
 //! What the operating system says about this process and machine, from Linux's `/proc`. Elsewhere
 //! the answers are zero.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 /// User and system time that this process has used.
 pub fn cpu_time() -> Duration {
@@ -71,7 +71,7 @@ pub fn raise_open_files() -> u64 {
     limit.rlim_cur
 }
 
-/// The machine's memory, or the control group's limit where that is less.
+/// The machine's memory, or the limit of a control group that this process is in where that is less.
 pub fn memory_total_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo")
         .ok()
@@ -86,11 +86,39 @@ pub fn memory_total_bytes() -> u64 {
             })
         })
         .map_or(u64::MAX, |kib| kib * 1024);
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max")
-        .ok()
-        .and_then(|t| t.trim().parse::<u64>().ok())
-        .unwrap_or(u64::MAX);
-    machine.min(group)
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    machine.min(group_limit_bytes(Path::new("/sys/fs/cgroup"), &groups))
+}
+
+/// The least limit of memory among the control groups that a process is in, and those above them.
+/// `groups` is its `/proc/self/cgroup`. In a container, that may name groups that are not to be seen
+/// there, while the container's own is at the root: so the root counts too.
+fn group_limit_bytes(root: &Path, groups: &str) -> u64 {
+    let mut least = u64::MAX;
+    for line in groups.lines() {
+        // `0::/a/b`, or where each controller has a tree of its own: `4:memory:/a/b`.
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let (top, file) = if controllers.is_empty() {
+            (root.to_owned(), "memory.max")
+        } else if controllers.split(',').any(|c| c == "memory") {
+            (root.join("memory"), "memory.limit_in_bytes")
+        } else {
+            continue;
+        };
+        let own = Path::new(group.trim_start_matches('/'));
+        for group in own.ancestors() {
+            // (Without a limit, one file says `max`, and the other a number that is larger than any
+            // machine.)
+            let limit = fs::read_to_string(top.join(group).join(file))
+                .ok()
+                .and_then(|text| text.trim().parse::<u64>().ok());
+            least = least.min(limit.unwrap_or(u64::MAX));
+        }
+    }
+    least
 }
 
 /// Identifies this boot of this machine: two processes with the same value share a file system and
@@ -102,6 +130,40 @@ pub fn host_id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::group_limit_bytes;
+    use std::fs;
+
+    #[test]
+    fn the_limit_is_that_of_the_group_of_this_process_or_of_one_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let limit = |group: &str, file: &str, text: &str| {
+            fs::create_dir_all(root.join(group)).unwrap();
+            fs::write(root.join(group).join(file), text).unwrap();
+        };
+        let one_tree = "0::/system.slice/forebay.service\n";
+        assert_eq!(group_limit_bytes(root, one_tree), u64::MAX);
+        limit("system.slice/forebay.service", "memory.max", "max\n");
+        limit("system.slice/other.service", "memory.max", "1024\n");
+        assert_eq!(group_limit_bytes(root, one_tree), u64::MAX);
+        limit("system.slice", "memory.max", "8589934592\n");
+        assert_eq!(group_limit_bytes(root, one_tree), 8 << 30);
+        limit("system.slice/forebay.service", "memory.max", "4294967296\n");
+        assert_eq!(group_limit_bytes(root, one_tree), 4 << 30);
+        // In a container, whose own group is at the root.
+        limit("", "memory.max", "2147483648\n");
+        assert_eq!(group_limit_bytes(root, "0::/\n"), 2 << 30);
+        assert_eq!(group_limit_bytes(root, "0::/not/to/be/seen\n"), 2 << 30);
+
+        let trees = "9:pids:/job\n4:cpu,memory:/slurm/job\n0::/elsewhere\n";
+        limit("", "memory.max", "max\n");
+        limit("memory", "memory.limit_in_bytes", "9223372036854771712\n");
+        limit("memory/slurm/job", "memory.limit_in_bytes", "1073741824\n");
+        assert_eq!(group_limit_bytes(root, trees), 1 << 30);
+        assert_eq!(group_limit_bytes(root, "9:pids:/slurm/job\n"), u64::MAX);
+        assert_eq!(group_limit_bytes(root, "no group\n"), u64::MAX);
+    }
+
     #[test]
     #[cfg(target_os = "linux")]
     fn the_process_is_measured() {
