@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _forebay, _node
 from ._fetch import Fetched
 from ._plan import State, Steps
-from .errors import Changed, InvalidRequest, PreconditionFailed, ServerError
+from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed, ServerError
 from .rows import Rows
 from .stats import Meter
 
@@ -109,7 +109,8 @@ class Push:
         # By its number: a step that arrived but was lost to Ctrl-C is returned again.
         try:
             received = self._stream.next(step.step)
-        except PreconditionFailed as e:
+        except (PreconditionFailed, NotFound) as e:
+            # Nodes that do not know a dataset were told of it: what is not found is a file.
             raise Changed(
                 e.message,
                 hint=e.hint or "open the dataset again to use the new version",

@@ -231,6 +231,27 @@ def test_a_file_that_changes_is_an_error_that_names_it(client, origin_s3, node):
     assert time.monotonic() - began < 30, "to ask again would not help"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["replaced", "deleted"])
+def test_a_file_that_goes_after_the_opening_is_told_alike_by_all_loaders(
+    client, origin_s3, how, stream, scratch
+):
+    for i in range(40):
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/{i:03}.bin", Body=b"%d" % i * 1000)
+    ds = forebay.open(f"scratch/{scratch}/*.bin", client=client)
+    loader = ds.loader(batch_size=4, follow=False, prefetch=0, stream=stream)
+    if how == "replaced":
+        origin_s3.put_object(Bucket="scratch", Key=f"{scratch}/035.bin", Body=b"other")
+    else:
+        origin_s3.delete_object(Bucket="scratch", Key=f"{scratch}/035.bin")
+    batches = iter(loader)
+    for _ in range(8):
+        assert len(next(batches)) == 4
+    with pytest.raises(forebay.Changed, match=r"035\.bin") as told:
+        next(batches)
+    assert "open the dataset again" in told.value.hint or "open it again" in told.value.hint
+
+
 def test_a_reader_that_stops_costs_the_window_and_one_that_leaves_nothing(client, dataset, node):
     quiet(node)
     before = node.metrics()["forebay_memory_used_bytes"]
