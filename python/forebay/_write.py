@@ -78,6 +78,7 @@ from ._progress import Bar
 from ._stop import Stop
 from ._words import counted
 from .errors import (
+    Changed,
     Conflict,
     Error,
     InvalidRequest,
@@ -847,7 +848,7 @@ class _Writing:
             finally:
                 self.stop.set()
         if failed:
-            if isinstance(failed[0], (SampleFailed, InvalidRequest)):
+            if isinstance(failed[0], (SampleFailed, InvalidRequest, Changed)):
                 self._withdraw(failed[0])
             raise failed[0]
         self.stop = Stop()
@@ -962,10 +963,10 @@ class _Writing:
                 e,
             )
 
-    def _withdraw(self, failed: SampleFailed | InvalidRequest) -> None:
-        """Removes the claim of a write that its rows or arguments do not allow, if there is nothing
-        else yet: whoever corrects the arguments then has the target to write to. Where there is,
-        the error and the claim say so.
+    def _withdraw(self, failed: SampleFailed | InvalidRequest | Changed) -> None:
+        """Removes the claim of a write that its rows or arguments do not allow, or whose rows are
+        gone, if there is nothing else yet: whoever corrects the arguments, or opens the dataset
+        again, then has the target to write to. Where there is, the error and the claim say so.
         """
         # The write's own error is told, whatever happens here.
         with contextlib.suppress(Error):

@@ -1014,6 +1014,29 @@ def test_a_write_that_its_rows_refuse_leaves_the_target_to_another(put, client, 
     assert ds.write(f"scratch/{scratch}/some/", "mds", columns=["id"]).rows == 9
 
 
+def test_a_write_whose_files_change_leaves_the_target_to_another(
+    put, client, scratch, fetch, monkeypatch
+):
+    # Not all of them are looked at before the claim.
+    monkeypatch.setattr(forebay._write, "SAMPLE_ROWS", 8)
+    for i in range(40):
+        put(f"in/{i:03}.bin", b"%d" % i)
+    ds = forebay.open(f"scratch/{scratch}/in/*.bin", client=client)
+    put("in/012.bin", b"another")
+    # No shard was there yet.
+    with pytest.raises(forebay.Changed, match=r"012\.bin"):
+        ds.write(f"scratch/{scratch}/whole/", shard_rows=20, writers=1)
+    assert not fetch("whole/")
+    # One was: the error says so, and that another version is another write.
+    with pytest.raises(forebay.Changed, match=r"012\.bin") as changed:
+        ds.write(f"scratch/{scratch}/some/", shard_rows=10, writers=1)
+    assert f"scratch/{scratch}/some/" in changed.value.hint and "open it again" in str(changed.value)
+    again = forebay.open(f"scratch/{scratch}/in/*.bin", client=client)
+    with pytest.raises(forebay.Conflict, match="which failed .*another version of it"):
+        again.write(f"scratch/{scratch}/some/", shard_rows=10, writers=1)
+    assert again.write(f"scratch/{scratch}/whole/", shard_rows=20, writers=1).rows == 40
+
+
 def test_samples_that_readers_would_not_see_are_refused(put, client, scratch, fetch):
     def of(columns: dict) -> forebay.Dataset:
         return forebay.open(put("in/a.parquet", parquet(pa.table(columns))), client=client)
