@@ -32,8 +32,18 @@ T = TypeVar("T")
 
 
 def folder() -> Path:
-    """Where files are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    """Where files are kept.
+
+    Raises:
+        OSError: This user has no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base:
+        home = os.path.expanduser("~")
+        if home == "~":
+            # Otherwise it would be a directory of this name, wherever the process is.
+            raise FileNotFoundError("this user has no home, and XDG_CACHE_HOME is not set")
+        base = os.path.join(home, ".cache")
     return Path(base) / "forebay"
 
 
@@ -51,8 +61,8 @@ def kept(
     """
     text = json.dumps(what, sort_keys=True, separators=(",", ":"))
     name = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    path = folder() / f"{kind}-{name}"
     try:
+        path = folder() / f"{kind}-{name}"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _locked(f"{path}.lock")
     except OSError as e:

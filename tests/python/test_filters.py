@@ -147,6 +147,18 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "xdg" / "forebay"
 
 
+def test_a_user_without_a_home_gets_no_directory_that_is_called_a_tilde(
+    site, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    # What it returns where HOME is not set and the system does not know the user.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    ds = forebay.open("bk/plain/*.parquet", url=site.url)
+    assert len(ds.filter(col("id") < 10)) == 10
+    assert not (tmp_path / "~").exists() and "XDG_CACHE_HOME is not set" in caplog.text
+
+
 def rows_of(ds: forebay.Dataset, name: str = "id") -> list[int]:
     return [int(i) for i in ds.take(range(len(ds))).numpy()[name]] if len(ds) else []
 
