@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -72,6 +73,17 @@ BATCHES_OF_BATCHES = (
 T_co = TypeVar("T_co", covariant=True)
 
 
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    """These bytes, in memory that workers share."""
+    try:
+        return tensor.share_memory_()
+    except RuntimeError:
+        # There is no /dev/shm, or no room in it. Workers that are forked share this, too; others
+        # cannot be started without.
+        own = torch.frombuffer(mmap.mmap(-1, len(tensor)), dtype=torch.uint8)
+        return own.copy_(tensor)
+
+
 class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     """The batches of a loader as an ``IterableDataset``. Made by :meth:`forebay.Loader.torch`.
 
@@ -130,7 +142,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
         self.tagged = False
         self._loaded = False
         # In shared memory, so that workers that persist from epoch to epoch see the change.
-        self._begin = torch.zeros(STATE_BYTES, dtype=torch.uint8).share_memory_()
+        self._begin = _shared(torch.zeros(STATE_BYTES, dtype=torch.uint8))
         self._go_to(loader.state_dict())
 
     def __repr__(self) -> str:
@@ -228,7 +240,7 @@ class LoaderDataset(torch.utils.data.IterableDataset[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         # In a worker that was spawned it is shared already, in a copy not yet.
-        self._begin.share_memory_()
+        self._begin = _shared(self._begin)
 
     def __iter__(self) -> Iterator[T_co]:
         self._refuse_to_be_shared()

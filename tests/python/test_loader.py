@@ -1273,6 +1273,26 @@ def test_bytes_that_nobody_decodes_come_through_a_dataloader(ds, workers, output
     assert list(next(iter(pairs))[0]) == wanted[:4]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_for_pytorch_needs_no_dev_shm(ds, monkeypatch, workers):
+    def no_room(tensor):
+        raise RuntimeError("unable to open shared memory object: No such file or directory")
+
+    with monkeypatch.context() as without:
+        without.setattr(torch.Tensor, "share_memory_", no_room)
+        data = ds.loader(batch_size=10, shuffle="full", seed=2, output="numpy").torch()
+        state = copy.deepcopy(data).begin
+    assert state == data.begin
+    fork = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
+    batches = DataLoader(data, batch_size=None, num_workers=workers, **fork)
+    for epoch in range(2):
+        # Workers that persist see it.
+        data.set_epoch(epoch)
+        wanted = ds.loader(batch_size=10, shuffle="full", seed=2, output="numpy")
+        wanted.set_epoch(epoch)
+        assert ids(batches) == ids(wanted)
+
+
 @pytest.mark.parametrize("samples", [False, True])
 def test_persistent_workers_go_on_from_epoch_to_epoch(ds, samples):
     loader = ds.loader(batch_size=8, shuffle="full", decode=tagged, output="torch")
