@@ -615,11 +615,19 @@ def copied(source: Source, cache_dir: str | os.PathLike[str] | None, progress: b
     named = source.named(features)
     folder = _folder(source, features, named, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        # Who waits for it finds it done. Without locks on this file system, two copy the same.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        parts = _copy(source, named, folder, progress)
+    try:
+        lock = open(folder / "lock", "w")
+    except OSError:
+        # Another user's, or on a disk that is only read: a whole copy does all the same.
+        parts, end = _there(folder)
+        if end < len(source) or not parts:
+            raise
+    else:
+        with lock:
+            # Who waits for it finds it done. Without locks on this file system, two copy the same.
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            parts = _copy(source, named, folder, progress)
     made = [hf.Dataset.from_file(str(part)) for part in parts]
     return made[0] if len(made) == 1 else hf.concatenate_datasets(made)
 
@@ -643,8 +651,6 @@ def _there(folder: Path) -> tuple[list[Path], int]:
     for path in folder.iterdir():
         if match := PART.fullmatch(path.name):
             found[int(match[1])] = (path, int(match[2]))
-        elif path.name.startswith(".new-"):
-            path.unlink(missing_ok=True)
     parts, end = [], 0
     while end in found:
         path, stop = found.pop(end)
@@ -657,6 +663,8 @@ def _there(folder: Path) -> tuple[list[Path], int]:
 
 def _copy(source: Source, features: Any, folder: Path, progress: bool | None) -> list[Path]:
     """Copies the rows that are not there yet; returns the files of all."""
+    for left in folder.glob(".new-*"):
+        left.unlink(missing_ok=True)
     parts, start = _there(folder)
     if start >= len(source) and parts:
         return parts
@@ -686,6 +694,9 @@ def _copy(source: Source, features: Any, folder: Path, progress: bool | None) ->
                         if sink.tell() >= PART_BYTES:
                             break
                 path = folder / f"rows-{start:012}-{end:012}.arrow"
+                # After a loss of power, what has this name is to be whole.
+                with open(new, "rb") as written:
+                    os.fsync(written.fileno())
                 os.replace(new, path)
             except OSError as e:
                 new.unlink(missing_ok=True)

@@ -654,6 +654,32 @@ def test_a_copy_that_cannot_be_is_refused(ds, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("rows-*"))
 
 
+def test_a_whole_copy_is_read_where_nothing_may_be_written(ds, tmp_path, fetched):
+    copied = ds.to_hf(cache_dir=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "lock").unlink()
+    # It cannot be opened, as on a disk that is only read.
+    (folder / "lock").mkdir()
+    del fetched[:]
+    assert ds.to_hf(cache_dir=tmp_path)[:] == copied[:] and fetched == []
+    (part,) = folder.glob("rows-*")
+    part.unlink()
+    with pytest.raises(OSError, match="lock"):
+        ds.to_hf(cache_dir=tmp_path)
+
+
+def test_what_is_called_a_part_of_a_copy_is_on_the_disk(ds, tmp_path, monkeypatch):
+    synced, replace = [], os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+
+    def replaced(new, path):
+        assert os.stat(new).st_ino in synced, "a loss of power would leave a part without rows"
+        replace(new, path)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    assert len(ds.to_hf(cache_dir=tmp_path)) == A_ROWS and synced
+
+
 def test_it_is_kept_in_the_cache_of_datasets(ds):
     copied = ds.take(5).to_hf()
     (file,) = copied.cache_files
