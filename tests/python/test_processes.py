@@ -55,6 +55,23 @@ def test_a_client_works_in_other_processes_and_here_afterwards(client, expect, w
     assert read_all(client) == expect
 
 
+def test_a_process_that_may_start_no_threads_is_told_so():
+    program = """if True:
+        import os, resource, forebay
+        client = forebay.Client("http://127.0.0.1:9", timeout=1)
+        if os.getuid() == 0:
+            os.setuid(54321)  # the limit does not hold for root
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        try:
+            client.get("bucket/key")
+        except forebay.Error as e:
+            print(e)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "cannot start the client's threads" in done.stdout, done.stderr
+    assert "ulimit -u" in done.stdout
+
+
 def in_fork(work) -> int:
     """The exit status of `work` in a forked child; it has ten seconds."""
     pid = os.fork()

@@ -155,11 +155,10 @@ mod with_node {
             return Ok(host);
         }
         let found = HOST.load(Ordering::Acquire);
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .thread_name("forebay-node")
-            .enable_all()
-            .build()
-            .map_err(|e| Error::internal(format!("cannot start the node's threads: {e}")))?;
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.thread_name("forebay-node").enable_all();
+        let runtime = process::started(&mut builder)
+            .map_err(|why| Error::internal(format!("cannot start the node's threads: {why}")))?;
         let host = Host {
             pid: process::pid(),
             runtime,

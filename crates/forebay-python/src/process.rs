@@ -14,6 +14,7 @@ use crate::failure::{Class, Failure, Result};
 use pyo3::prelude::*;
 use std::{
     future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::atomic::{AtomicPtr, Ordering},
     time::Duration,
@@ -47,18 +48,19 @@ pub fn runtime() -> Result<&'static Runtime> {
     {
         return Ok(&current.runtime);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder
         .worker_threads(WORKER_THREADS)
         .thread_name("forebay-client")
         .enable_io()
-        .enable_time()
-        .build()
-        .map_err(|e| {
-            Failure::new(
-                Class::Error,
-                format!("cannot start the client's threads: {e}"),
-            )
-        })?;
+        .enable_time();
+    let runtime = started(&mut builder).map_err(|why| {
+        Failure::new(
+            Class::Error,
+            format!("cannot start the client's threads: {why}"),
+        )
+        .hint("raise the limit of processes and threads: `ulimit -u`, or that of the container")
+    })?;
     let made = Box::into_raw(Box::new(PerProcess { pid, runtime }));
     match CURRENT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just made, and from now on never freed.
@@ -69,6 +71,15 @@ pub fn runtime() -> Result<&'static Runtime> {
             // SAFETY: what was published is never freed.
             Ok(unsafe { &(*winner).runtime })
         }
+    }
+}
+
+/// The runtime, or why there is none. Where the system gives no thread, the library panics; to Python
+/// that would be no `Exception`.
+pub fn started(builder: &mut tokio::runtime::Builder) -> std::result::Result<Runtime, String> {
+    match catch_unwind(AssertUnwindSafe(|| builder.build())) {
+        Ok(built) => built.map_err(|e| e.to_string()),
+        Err(_) => Err("the system gives no more threads".into()),
     }
 }
 
