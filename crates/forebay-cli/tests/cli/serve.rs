@@ -531,6 +531,28 @@ fn the_log_and_the_metrics_say_who_asked() {
 }
 
 #[test]
+fn a_limit_on_the_size_of_files_is_a_disk_that_refuses_writes() {
+    let (dir, file) = configured("");
+    let mut serve = std::process::Command::new("sh");
+    // In blocks of 512 bytes, or of 1,024.
+    let line = format!(
+        "ulimit -f 64; exec {} serve --json --config {}",
+        binary().display(),
+        file.display()
+    );
+    serve.args(["-c", &line]);
+    let mut node = Node::start_as(dir, serve);
+    let body = vec![7u8; 3 << 20];
+    node.seed("x", &body);
+    for _ in 0..2 {
+        let got = node.command(&["get", "data/x", "-"]).output().unwrap();
+        assert!(got.status.success() && got.stdout == body);
+    }
+    node.signal("TERM");
+    node.wait();
+}
+
+#[test]
 fn with_few_files_the_node_takes_fewer_connections_and_goes_on_working() {
     let (dir, file) = configured("");
     let mut serve = std::process::Command::new("sh");
