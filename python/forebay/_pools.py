@@ -45,6 +45,15 @@ class Pool(ThreadPoolExecutor):
             future.cancel()
         return future
 
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            # The system gives no more threads, or the interpreter is ending. What was given waits
+            # for those that are there.
+            if not self._threads or is_exiting():
+                raise
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         if wait:
             super().shutdown(cancel_futures=cancel_futures)

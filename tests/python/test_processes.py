@@ -72,6 +72,29 @@ def test_a_process_that_may_start_no_threads_is_told_so():
     assert "ulimit -u" in done.stdout
 
 
+def test_a_loop_goes_on_with_the_threads_that_there_are(tables, monkeypatch):
+    ds = forebay.open("tables/a/*.parquet", url=tables.url)
+    start, begun = threading.Thread.start, []
+
+    def scarce(thread):
+        """One of each pool, and then no more."""
+        pool = thread.name.rpartition("_")[0]
+        if pool in begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(pool)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    loader = ds.loader(batch_size=8, uneven="pad", threads=3, decode=lambda row: row["id"])
+    assert [i for batch in loader for i in batch][: len(ds)] == list(range(len(ds)))
+    assert [row["id"] for row in ds] == list(range(len(ds)))
+    assert {"forebay-fetch", "forebay-decode", "forebay-iterate"} <= set(begun)
+    # Without any, it is an error.
+    begun += ["forebay-fetch"]
+    with pytest.raises(RuntimeError, match="new thread"):
+        next(iter(ds.loader(batch_size=8)))
+
+
 def in_fork(work) -> int:
     """The exit status of `work` in a forked child; it has ten seconds."""
     pid = os.fork()
