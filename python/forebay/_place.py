@@ -99,10 +99,19 @@ def of_runtime() -> Place | None:
         return Place(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
     jax = sys.modules.get("jax")
     # If asked before it is initialized, JAX would decide on its devices.
-    initialized = getattr(getattr(jax, "distributed", None), "is_initialized", None)
-    if jax is not None and initialized is not None and initialized():
+    if jax is not None and _is_initialized(jax):
         return Place(jax.process_index(), jax.process_count(), "jax.distributed")
     return None
+
+
+def _is_initialized(jax: Any) -> bool:
+    """Whether the processes of JAX know each other."""
+    asked = getattr(getattr(jax, "distributed", None), "is_initialized", None)
+    if asked is not None:
+        return bool(asked())
+    # JAX before 0.5.1 says it in no public place.
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    return getattr(state, "client", None) is not None
 
 
 def _of_environment(env: Mapping[str, str]) -> Place | None:

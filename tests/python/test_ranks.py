@@ -127,9 +127,19 @@ def test_jax_distributed_is_asked_only_once_it_is_initialized(ds, monkeypatch):
     assert rank_and_world(0, 2) == (0, 2), "what is given comes first"
     assert "rank 2 of 3 (by jax.distributed)" in str(_place.find())
     assert next(iter(loader)).ids.tolist() == list(range(20, 30))
-    # Older versions cannot say whether they are initialized, and are not asked.
-    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace())
+    # Where older versions say it.
+    older = Jax(initialized=True)
+    del older.distributed.is_initialized
+    monkeypatch.setitem(sys.modules, "jax", older)
+    state = types.SimpleNamespace(client=None)
+    place = types.SimpleNamespace(global_state=state)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", place)
     assert rank_and_world() == (1, 4)
+    state.client = object()
+    assert rank_and_world() == (2, 3)
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace())
+    monkeypatch.delitem(sys.modules, "jax._src.distributed")
+    assert rank_and_world() == (1, 4), "not imported to its end"
 
 
 def test_the_rank_is_asked_for_at_the_first_batch_and_stays(ds, monkeypatch):
