@@ -1740,13 +1740,17 @@ def test_tensors_that_share_their_memory_are_read_from_a_lent_file(own):
     assert sent(own.node) - asked < 64 << 10
 
 
-def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path):
+def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_wire, "_TOLD_SECONDS", 0.5)
     site = Site(tmp_path, env={"AWS_SECRET_ACCESS_KEY": "not it"})
     try:
         saved = ckpt.save(state(1, 1), "s3://runs/refused/a", client=site.client, deadline=1)
         with pytest.raises(forebay.Timeout) as caught:
             saved.wait(5)
         assert caught.value.hint and "403" in caught.value.hint
+        # Whoever waits without an end would learn it in no other way.
+        told = [r.getMessage() for r in caplog.records if r.name == "forebay"]
+        assert any(re.match(r"s3://runs/refused/a is not durable: .*403", m) for m in told), told
         status = saved.status()
         assert status["state"] in ("failed", "flushing") and status["failures"] > 0
         assert status["late"]

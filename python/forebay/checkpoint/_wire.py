@@ -61,6 +61,8 @@ _BORROWED_FILES = 64
 _GRACE_SECONDS = 5.0
 #: The pause before the same question is asked again.
 _PAUSE_SECONDS = 1.0
+#: How often a wait says what it still waits for.
+_TOLD_SECONDS = 60.0
 #: Pauses between the attempts to give up what is being committed.
 _COMMIT_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 1.0, 1.0, 1.0)
 #: The largest ``meta``, as JSON.
@@ -120,6 +122,10 @@ def ask(client: Client, method: str, path: str, body: object = None) -> typing.A
     sent = None if body is None else json.dumps(body).encode()
     answer = bytes(client._call(method, path, sent))
     return json.loads(answer) if answer else None
+
+
+def _warn(what: str) -> None:
+    log.warning("%s", what)
 
 
 def _number(name: str, value: object, most: float = math.inf) -> float:
@@ -269,7 +275,7 @@ class Checkpoint:
 
         Args:
             timeout: Seconds, and some more for a node that does not answer; None: as long as it
-                takes.
+                takes, and each minute a warning says why.
 
         Raises:
             InvalidRequest: ``timeout`` is not a number.
@@ -284,7 +290,7 @@ class Checkpoint:
         patience = None if timeout is None else real_number(timeout)
         if timeout is not None and (patience is None or patience != patience):
             raise InvalidRequest(f"timeout={timeout!r}: give a number of seconds")
-        return self._wait(patience, until)
+        return self._wait(patience, until, _warn, _TOLD_SECONDS)
 
     def _wait(
         self,
