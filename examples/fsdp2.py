@@ -16,7 +16,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:
+    sys.exit(f"torch {torch.__version__} has no fully_shard: pip install 'torch>=2.6'")
 
 DATA = sys.argv[1] if len(sys.argv) > 1 else "s3://my-bucket/corpus/**.parquet"
 STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 20

@@ -34,6 +34,8 @@ def step(weights, batch):
 
 
 def main():
+    if not hasattr(jax.sharding, "AxisType"):
+        sys.exit(f"jax {jax.__version__} has no AxisType: pip install 'jax>=0.5.3'")
     # Auto: the compiler decides the layout of everything that follows from a batch.
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)

@@ -58,7 +58,8 @@ def train(config):
 
 
 def main():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    # One for each worker, and one that Ray before 2.51 takes for the trainer: with fewer, it waits.
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False)
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config={"data": DATA, "node": os.environ["FOREBAY_NODE"]},
