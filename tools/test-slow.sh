@@ -2,7 +2,7 @@
 # tools/test-slow.sh [PYTEST ARGUMENT…]: the randomized tests for longer, and the suites in
 # tests/slow/. With arguments, only the chosen slow suites.
 #
-# Within 55 minutes on two cores, once `make test` has built everything: 21 of them are reads after
+# About an hour on two cores, once `make test` has built everything: 21 minutes of it are reads after
 # writes in a cluster (tests/slow/test_register.py). Each randomized test prints its seed;
 # FOREBAY_TEST_SEED=n replays it.
 #   FOREBAY_TEST_CASES    a multiple of the number of cases in `make test` (20)

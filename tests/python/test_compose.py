@@ -1063,7 +1063,7 @@ def test_a_column_that_may_be_meant_is_named(ds):
 
 
 def test_of_many_columns_the_first_are_shown():
-    wide = pa.record_batch({f"f{i}": [i] for i in range(2000)})
+    wide = pa.RecordBatch.from_pydict({f"f{i}": [i] for i in range(2000)})
     rows = forebay.Rows([wide], np.arange(1, dtype=np.uint64))
     assert repr(rows).endswith(", f19 and 1,980 more>") and len(repr(rows)) < 200
     assert listed(["a"] * 21).count("a") == 21 and listed(["a"] * 22).endswith("a and 2 more")

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from arrow_types import string_view
 from forebay._arguments import source_names
 
 ROWS = 30
@@ -310,7 +311,7 @@ def test_what_open_asks_for(node):
 
 def every_type() -> pa.RecordBatch:
     when = datetime.datetime(2020, 1, 2, 3, 4, 5)
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {
             "i": pa.array([1, 2, 3, 4], pa.int32()),
             "n": pa.array([1, None, 3, 4], pa.uint64()),
@@ -352,7 +353,9 @@ def test_every_type_reads_as_pyarrow_reads_it(cut):
 
 
 def test_numbers_are_views_and_outlive_the_batch():
-    batch = pa.record_batch({"x": np.arange(100_000), "z": [b"%d" % i for i in range(100_000)]})
+    batch = pa.RecordBatch.from_pydict(
+        {"x": np.arange(100_000), "z": [b"%d" % i for i in range(100_000)]}
+    )
     address = batch.column("x").buffers()[1].address
     rows = forebay.Rows([batch], np.arange(100_000, dtype=np.uint64))
     x, z = rows.numpy()["x"], rows.numpy()["z"][777]
@@ -449,7 +452,10 @@ def test_intervals_of_every_unit():
 
 
 def test_rows_of_different_datasets():
-    a, b = pa.record_batch({"x": [1, 2], "only": ["p", "q"]}), pa.record_batch({"x": [10]})
+    a, b = (
+        pa.RecordBatch.from_pydict({"x": [1, 2], "only": ["p", "q"]}),
+        pa.RecordBatch.from_pydict({"x": [10]}),
+    )
     rows = forebay.Rows.gathered(
         {0: a, 1: b}, np.array([1, 0, 0], np.uint64), np.array([0, 1, 0], np.uint32)
     )
@@ -467,8 +473,12 @@ def test_rows_of_different_datasets():
 
 
 def test_a_part_of_rows_is_sent_alone():
-    large = pa.record_batch({"x": range(1000), "data": [b"%d" % i * 1000 for i in range(1000)]})
-    views = pa.record_batch({"x": [1, 2], "view": pa.array(["a", "b" * 20], pa.string_view())})
+    large = pa.RecordBatch.from_pydict(
+        {"x": range(1000), "data": [b"%d" % i * 1000 for i in range(1000)]}
+    )
+    views = pa.RecordBatch.from_pydict(
+        {"x": [1, 2], "view": pa.array(["a", "b" * 20], string_view())}
+    )
     rows = forebay.Rows([large], np.arange(1000, dtype=np.uint64))
     few = rows[1:900:300]
     sent = pickle.dumps(few)

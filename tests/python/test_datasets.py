@@ -119,7 +119,7 @@ def test_a_dataset_is_opened_and_described(node, put, scratch):
 
 
 def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
-    batch = pyarrow.record_batch({"x": [1, 2, 3]})
+    batch = pyarrow.RecordBatch.from_pydict({"x": [1, 2, 3]})
     for name, writer in (("file", pyarrow.ipc.new_file), ("stream", pyarrow.ipc.new_stream)):
         out = io.BytesIO()
         with writer(out, batch.schema) as w:

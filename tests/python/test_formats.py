@@ -9,7 +9,6 @@ import json
 import random
 import struct
 
-import datasets
 import forebay
 import numpy as np
 import pandas
@@ -223,6 +222,7 @@ def test_csv_beside_pictures_is_no_table_and_what_is_odd_is_told(node, put, scra
 
 
 def test_folders_of_datasets_are_what_it_loads(node, put, scratch, tmp_path):
+    datasets = pytest.importorskip("datasets")
     rows = {
         "id": list(range(100)),
         "text": [f"row {i}" if i % 7 else None for i in range(100)],

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import dataset
-import datasets
 import duckdb
 import forebay
 import forebay.checkpoint as ckpt
@@ -849,7 +848,7 @@ def test_options_that_do_not_exist_are_refused(node):
     assert type(files).from_json(files.to_json()).cat("train/one") == b"1"
 
 
-def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
+def test_libraries_that_call_their_own_argument_url(node, scratch):
     frame = pd.DataFrame({"a": range(10), "b": [f"g{i % 2}" for i in range(10)]})
     options = {"node": node.url}
     base = f"forebay://scratch/{scratch}"
@@ -858,6 +857,16 @@ def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
     frame.to_parquet(f"{base}/parts", partition_cols=["b"], storage_options=options)
     again = pd.read_parquet(f"{base}/parts", storage_options=options, filters=[("b", "==", "g1")])
     assert again["a"].tolist() == [1, 3, 5, 7, 9]
+    with pytest.raises(forebay.InvalidRequest, match="two names"):
+        fsspec.filesystem("forebay", url=node.url, node=node.url)
+
+
+def test_datasets_of_hugging_face_call_their_own_argument_url(node, scratch, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    frame = pd.DataFrame({"a": range(10)})
+    options = {"node": node.url}
+    base = f"forebay://scratch/{scratch}"
+    frame.to_parquet(f"{base}/t.parquet", storage_options=options)
     kept = datasets.Dataset.from_pandas(frame)
     kept.save_to_disk(f"{base}/kept", storage_options=options)
     assert datasets.load_from_disk(f"{base}/kept", storage_options=options)["a"][:] == [*range(10)]
@@ -871,5 +880,3 @@ def test_libraries_that_call_their_own_argument_url(node, scratch, tmp_path):
     assert read["a"][:] == [*range(10)]
     # It has written something of its own into the dict.
     assert pd.read_parquet(f"{base}/t.parquet", storage_options=options).equals(frame)
-    with pytest.raises(forebay.InvalidRequest, match="two names"):
-        fsspec.filesystem("forebay", url=node.url, node=node.url)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from arrow_types import binary_view, list_view, string_view
 from servers import Node
 
 HOUR = dt.timezone(dt.timedelta(hours=1))
@@ -34,8 +35,8 @@ TYPES = {
     "decimal": pa.array([Decimal("-12.345"), None, Decimal("0.001")], pa.decimal128(10, 3)),
     "decimal256": pa.array([Decimal(10) ** 60, None, Decimal(-1)], pa.decimal256(70, 2)),
     "map": pa.array([[("a", 1), ("b", None)], None, []], pa.map_(pa.string(), pa.int64())),
-    "view": pa.array(["short", None, "longer than twelve bytes"], pa.string_view()),
-    "bytes_view": pa.array([b"", None, b"longer than twelve bytes"], pa.binary_view()),
+    "view": pa.array(["short", None, "longer than twelve bytes"], string_view()),
+    "bytes_view": pa.array([b"", None, b"longer than twelve bytes"], binary_view()),
     "fixed_list": pa.array([[1, 2, 3], None, [4, 5, 6]], pa.list_(pa.int32(), 3)),
     "fixed_lists": pa.array(
         [[[1, 2], [3, 4], [5, 6]], None, [[7, 8], [9, None], [11, 12]]],
@@ -46,13 +47,11 @@ TYPES = {
         pa.struct([("box", pa.list_(pa.list_(pa.int16(), 2), 1))]),
     ),
     "list_of_views": pa.array(
-        [["a", None], None, ["longer than twelve bytes"]], pa.list_(pa.string_view())
+        [["a", None], None, ["longer than twelve bytes"]], pa.list_(string_view())
     ),
-    "runs": pa.RunEndEncodedArray.from_arrays(
-        pa.array([1, 2, 3], pa.int32()), pa.array(["a", None, "b"])
-    ),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 3], ["a", None, "b"]),
     "categories": pa.DictionaryArray.from_arrays(
-        pa.array([1, None, 0], pa.uint32()), pa.array(["a", "longer than twelve"], pa.string_view())
+        pa.array([1, None, 0], pa.uint32()), pa.array(["a", "longer than twelve"], string_view())
     ),
     "list_of_times": pa.array([[NS], None, []], pa.list_(pa.timestamp("ns"))),
     "struct": pa.array(
@@ -218,9 +217,9 @@ def test_rows_of_views_bring_their_own_texts_alone(tmp_path):
     texts = [f"{i:04}" * 250 for i in range(500)]
     table = pa.table(
         {
-            "view": pa.array(texts, pa.string_view()),
+            "view": pa.array(texts, string_view()),
             "of": pa.array([{"views": [text.encode()]} for text in texts]).cast(
-                pa.struct([("views", pa.list_(pa.binary_view()))])
+                pa.struct([("views", pa.list_(binary_view()))])
             ),
         }
     )
@@ -282,11 +281,11 @@ def test_missing_items_of_lists_are_no_data(files):
 
 def test_lists_without_missing_items_are_plain_arrays_beside_others():
     """What a list is does not depend on which rows came with it."""
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {
             "lists": pa.array([[1, 2], [3, None], None, []], pa.list_(pa.int64())),
             "large": pa.array([[1, 2], [3, None], None, []], pa.large_list(pa.int64())),
-            "views": pa.array([[1, 2], [3, None], None, []], pa.list_view(pa.int64())),
+            "views": pa.array([[1, 2], [3, None], None, []], list_view(pa.int64())),
             "fixed": pa.array([[1, 2], [3, None], None, [4, 5]], pa.list_(pa.int64(), 2)),
             "within": pa.array(
                 [[[1], [2]], [[3], [None]], None, []], pa.list_(pa.list_(pa.int8()))
@@ -310,13 +309,13 @@ def test_codes_below_missing_structs_are_none():
         )
         missing = pa.array([not values, True])
         of = pa.StructArray.from_arrays([texts], names=["text"], mask=missing)
-        rows = forebay.Rows([pa.record_batch({"of": of})], np.arange(2, dtype=np.uint64))
+        rows = forebay.Rows([pa.RecordBatch.from_pydict({"of": of})], np.arange(2, dtype=np.uint64))
         assert [row["of"] for row in rows] == ([{"text": "a"}, None] if values else [None, None])
 
 
 def mixed(one: pa.Array, other: pa.Array) -> forebay.Rows:
     """A row of each, and then the rest."""
-    parts = {0: pa.record_batch({"x": one}), 1: pa.record_batch({"x": other})}
+    parts = {0: pa.RecordBatch.from_pydict({"x": one}), 1: pa.RecordBatch.from_pydict({"x": other})}
     sources = np.array([0] * len(one) + [1] * len(other), np.uint32)
     return forebay.Rows.gathered(parts, np.arange(len(sources), dtype=np.uint64), sources)
 
@@ -374,8 +373,8 @@ def test_missing_structs_need_no_values_in_a_dictionary(tmp_path):
     values["list"] = [values["struct"], None]
     (tmp_path / "bk").mkdir()
     for name, kind in kinds.items():
-        none = pa.record_batch({"x": pa.array([None, None], kind)})
-        some = pa.record_batch({"x": pa.array([None, values[name]], kind)})
+        none = pa.RecordBatch.from_pydict({"x": pa.array([None, None], kind)})
+        some = pa.RecordBatch.from_pydict({"x": pa.array([None, values[name]], kind)})
         with pa.ipc.new_file(tmp_path / f"bk/{name}.arrow", none.schema) as file:
             file.write_batch(none)
         with pa.ipc.new_stream(tmp_path / f"bk/{name}.arrows", none.schema) as stream:

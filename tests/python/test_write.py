@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from arrow_types import binary_view, string_view
 from forebay import _arrow, _encode
 from forebay._write import Request, size_of
 from servers import Node
@@ -577,7 +578,7 @@ TEXTS = ["a", None, "", "é"] * 10
 WAYS = {
     "text": pa.string(),
     "long": pa.large_string(),
-    "view": pa.string_view(),
+    "view": string_view(),
     "coded": pa.dictionary(pa.int32(), pa.string()),
     "coded-long": pa.dictionary(pa.int8(), pa.large_string()),
     "bytes": pa.binary(),
@@ -707,9 +708,9 @@ def test_types_are_one_only_where_what_they_say_is_the_same():
     named = pa.field("i", pa.int8(), metadata={"PARQUET:field_id": "7"})
     two = [schema(pa.struct([named])), schema(pa.struct([named.remove_metadata()]))]
     assert _alike.schema_of(two) == two[1]
-    views = pa.array(["a", None, "b"], pa.string_view())
+    views = pa.array(["a", None, "b"], string_view())
     dictionary = pa.DictionaryArray.from_arrays(pa.array([2, None, 0, 1], pa.int8()), views)
-    batch = pa.record_batch({"x": dictionary})
+    batch = pa.RecordBatch.from_pydict({"x": dictionary})
     whole = _alike.schema_of([batch.schema, schema(pa.string())])
     assert _alike.cast(batch, whole)["x"].to_pylist() == ["b", None, "a", None]
 
@@ -761,10 +762,10 @@ def test_columns_that_parquet_does_not_have_are_refused_by_name(
 
 
 @pytest.mark.parametrize("way", ["struct", "list", "large_list", "fixed", "map", "deep"])
-@pytest.mark.parametrize("view", [pa.string_view(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("view", [string_view(), binary_view()], ids=str)
 def test_views_in_structs_are_written_as_texts_and_bytes(put, client, scratch, fetch, way, view):
-    long = pa.large_string() if view == pa.string_view() else pa.large_binary()
-    value = "a" * 20 if view == pa.string_view() else b"a" * 20
+    long = pa.large_string() if view == string_view() else pa.large_binary()
+    value = "a" * 20 if view == string_view() else b"a" * 20
 
     def kind(of):
         struct = pa.struct([pa.field("a", of), pa.field("n", pa.int8())])
@@ -1556,7 +1557,10 @@ def test_what_a_writer_left_that_was_killed_after_its_manifest_goes(source, scra
 
 
 def test_a_shard_of_parquet_has_its_columns_in_one_order():
-    batches = [pa.record_batch({"a": [1], "b": [2]}), pa.record_batch({"b": [3], "a": [4]})]
+    batches = [
+        pa.RecordBatch.from_pydict({"a": [1], "b": [2]}),
+        pa.RecordBatch.from_pydict({"b": [3], "a": [4]}),
+    ]
     rows = [forebay.Rows([batch], np.arange(1, dtype=np.uint64)) for batch in batches]
     encoder = _encode.Parquet(_encode.Options(kinds={"a": "int64", "b": "int64"}))
     with pytest.raises(forebay.InvalidRequest, match="different columns: a, b and b, a"):
@@ -1566,7 +1570,10 @@ def test_a_shard_of_parquet_has_its_columns_in_one_order():
         ({"a": ["x"]}, "'a' is int64 there and string here"),
         ({"a": pa.array([None], pa.int64())}, "'a' has missing values here.*int64 not null"),
     ]:
-        batches = [pa.record_batch({"a": [1]}, schema=full), pa.record_batch(others)]
+        batches = [
+            pa.RecordBatch.from_pydict({"a": [1]}, schema=full),
+            pa.RecordBatch.from_pydict(others),
+        ]
         rows = [forebay.Rows([batch], np.arange(1, dtype=np.uint64)) for batch in batches]
         encoder = _encode.Parquet(_encode.Options(kinds={"a": "int64"}))
         with pytest.raises(forebay.InvalidRequest, match=message):
