@@ -114,7 +114,7 @@ def test_a_directory_is_not_opened_as_an_empty_file(fs, node, scratch):
     with pytest.raises(IsADirectoryError), fs.open("train/img", "r"):
         pass
     name = f"scratch/{scratch}/step-1"
-    ckpt.save({"a": 1}, f"s3://{name}", client=forebay.Client(node.url), wait="durable")
+    ckpt.save({"a": 1}, f"s3://{name}", client=forebay.Client(node.url)).wait(60)
     with pytest.raises(IsADirectoryError, match=rf"forebay.checkpoint.load\('s3://{name}'\)"):
         fsspec.open(f"forebay://{name}", url=node.url).open()
     with pytest.raises(FileNotFoundError):
