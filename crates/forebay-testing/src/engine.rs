@@ -21,7 +21,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// An origin with one bucket in memory. Public fields can be inspected and changed at any time.
 #[derive(Default)]
@@ -43,11 +43,15 @@ pub struct MemoryOrigin {
     /// If set, each body that does not reach the end of the object stops after this many bytes
     /// until another request arrives.
     pub stall_bodies_after: Mutex<Option<usize>>,
-    asked: tokio::sync::watch::Sender<usize>,
+    asked: watch::Sender<usize>,
     /// How long each get, head and put takes to be answered.
     pub latency: Mutex<Duration>,
     /// A write takes effect this long before the writer hears of it.
     pub acknowledges_after: Mutex<Duration>,
+    /// While this says so, gets, heads and puts are not answered.
+    pub holds_answers: watch::Sender<bool>,
+    /// While this says so, writes take effect and their writers do not hear of it.
+    pub holds_acknowledgements: watch::Sender<bool>,
     /// While set, gets, heads and puts fail as `OriginUnavailable`.
     pub down: AtomicBool,
     /// While set, written objects have a modification time but no ETag.
@@ -110,6 +114,7 @@ impl MemoryOrigin {
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
         }
+        until_released(&self.holds_answers).await;
         match self.down.load(SeqCst) {
             true => Err(Error::origin_unavailable("the origin is down")),
             false => Ok(()),
@@ -121,6 +126,7 @@ impl MemoryOrigin {
         if !late.is_zero() {
             tokio::time::sleep(late).await;
         }
+        until_released(&self.holds_acknowledgements).await;
     }
 
     fn find(&self, key: &str) -> Result<(Bytes, ObjectMeta)> {
@@ -130,6 +136,12 @@ impl MemoryOrigin {
             .cloned()
             .ok_or_else(|| Error::not_found(key.to_owned()))
     }
+}
+
+async fn until_released(holds: &watch::Sender<bool>) {
+    let mut holds = holds.subscribe();
+    let released = holds.wait_for(|holds| !holds).await;
+    drop(released.expect("the origin is there"));
 }
 
 #[async_trait]
