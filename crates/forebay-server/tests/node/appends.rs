@@ -54,7 +54,7 @@ async fn appends_that_nobody_flushed_are_given_up_with_the_node() {
     let other = c.send(Method::PUT, &path, &[], "x").await;
     assert_eq!(other.status, StatusCode::NOT_FOUND, "of another object");
     assert_eq!(c.get("/data/k").await.status, StatusCode::NOT_FOUND);
-    n.node.shutdown(Duration::from_secs(5)).await.unwrap();
+    n.node.shutdown(Duration::from_secs(60)).await.unwrap();
     assert!(!n.file("k").exists());
 }
 
@@ -77,7 +77,7 @@ async fn an_append_whose_client_leaves_before_it_has_a_handle_is_given_up_at_onc
     let mut waited = 0;
     while used().await < there.len() as u64 {
         waited += 1;
-        assert!(waited < 500, "the append does not begin");
+        assert!(waited < 3000, "the append does not begin");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Neither the clock nor anybody's next request is needed.
@@ -85,7 +85,7 @@ async fn an_append_whose_client_leaves_before_it_has_a_handle_is_given_up_at_onc
     waited = 0;
     while used().await > 0 {
         waited += 1;
-        assert!(waited < 500, "{} bytes are still held", used().await);
+        assert!(waited < 3000, "{} bytes are still held", used().await);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(std::fs::read(n.file("k")).unwrap(), there);

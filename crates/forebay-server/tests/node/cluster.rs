@@ -223,7 +223,7 @@ async fn three_nodes_are_one_cache_and_go_on_without_one_of_them() {
 
     // One goes away: what it had is fetched again by others, and nothing fails.
     let gone = nodes.remove(1);
-    gone.node.shutdown(Duration::from_secs(5)).await.unwrap();
+    gone.node.shutdown(Duration::from_secs(60)).await.unwrap();
     drop(gone);
     let fresh = [("new".to_owned(), bytes_of(99, 3 << 20))];
     shared.write(&fresh[0].0, &fresh[0].1);
@@ -316,7 +316,7 @@ async fn a_node_that_cannot_join_lets_go_of_what_is_staged() {
     let committed = client.send(Method::POST, &commit, &[], files).await;
     assert_eq!(committed.status, StatusCode::OK, "{}", committed.text());
     drop(client);
-    node.node.shutdown(Duration::from_secs(10)).await.unwrap();
+    node.node.shutdown(Duration::from_secs(60)).await.unwrap();
     let TestNode { node, dir, .. } = node;
     drop(node);
 
@@ -339,11 +339,11 @@ async fn a_node_that_cannot_join_lets_go_of_what_is_staged() {
 }
 
 async fn wait_for(what: impl AsyncFn() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..3000 {
         if what().await {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("it did not happen within 10 s");
+    panic!("it did not happen within a minute");
 }

@@ -4,7 +4,7 @@ use crate::common::{Client, config, start, start_in, start_on_the_real_clock};
 use forebay_core::ErrorKind;
 use forebay_server::{Embedded, Node, embedded, metrics};
 use http::{Method, StatusCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// More than the socket buffers hold, so that an answer waits for its reader.
@@ -41,11 +41,8 @@ async fn stopping_finishes_answers_and_takes_nothing_new() {
     while Client::tcp(admin).await.get("/readyz").await.status != StatusCode::SERVICE_UNAVAILABLE {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(
-        tokio::net::TcpStream::connect(addr).await.is_err(),
-        "nothing new is taken"
-    );
+    // Nothing new is taken.
+    until(async || tokio::net::TcpStream::connect(addr).await.is_err()).await;
     assert!(!stopping.is_finished(), "an answer is in flight");
     let mut rest = Vec::new();
     s.read_to_end(&mut rest).await.unwrap();
@@ -78,7 +75,8 @@ async fn an_answer_that_outlives_the_deadline_looks_cut() {
 async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_cut() {
     let n = start(&[
         ("limits.requests_in_flight", "1"),
-        ("limits.write_timeout", "700ms"),
+        // Longer than what comes before the client is cut off takes, on a busy machine too.
+        ("limits.write_timeout", "5s"),
     ])
     .await;
     n.write("large", &vec![9; LARGE]);
@@ -100,26 +98,27 @@ async fn past_the_limit_requests_are_refused_and_a_client_that_reads_nothing_is_
         2.0
     );
     // The client that reads nothing is cut off, and its place is free again.
-    let mut status = StatusCode::SERVICE_UNAVAILABLE;
-    for _ in 0..200 {
-        status = n
-            .client()
-            .await
-            .send(Method::HEAD, "/data/large", &[], "")
-            .await
-            .status;
-        if status == StatusCode::OK {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    assert_eq!(status, StatusCode::OK);
+    until(async || {
+        let mut client = n.client().await;
+        let head = client.send(Method::HEAD, "/data/large", &[], "").await;
+        head.status == StatusCode::OK
+    })
+    .await;
     drop(s);
-    assert_eq!(
+    let abandoned = async || {
         n.metric("forebay_answers_abandoned_total", "api=\"s3\"")
-            .await,
-        1.0
-    );
+            .await
+    };
+    until(async || abandoned().await == 1.0).await;
+}
+
+/// Waits until something holds.
+async fn until(holds: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while !holds().await {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,12 +147,10 @@ async fn an_object_that_shrinks_while_it_is_read_is_a_cut_answer() {
             .await
             .unwrap();
         assert!(rest.len() < LARGE, "{bypass:?}: {}", rest.len());
-        assert_eq!(
-            n.metric("forebay_answers_cut_total", "api=\"s3\"").await,
-            1.0,
-            "{bypass:?}"
-        );
-        assert_eq!(n.metric("forebay_requests_in_flight", "").await, 0.0);
+        // The client may see the end before it is counted.
+        let cut = async || n.metric("forebay_answers_cut_total", "api=\"s3\"").await;
+        until(async || cut().await == 1.0).await;
+        until(async || n.metric("forebay_requests_in_flight", "").await == 0.0).await;
     }
 }
 
@@ -167,17 +164,10 @@ async fn a_client_that_leaves_before_its_answer_is_not_in_flight_any_more() {
     s.write_all(b"PUT /data/k HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\n\r\nhalf")
         .await
         .unwrap();
-    while n.metric("forebay_requests_in_flight", "").await < 1.0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let in_flight = async || n.metric("forebay_requests_in_flight", "").await;
+    until(async || in_flight().await == 1.0).await;
     drop(s);
-    for _ in 0..400 {
-        if n.metric("forebay_requests_in_flight", "").await == 0.0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    assert_eq!(n.metric("forebay_requests_in_flight", "").await, 0.0);
+    until(async || in_flight().await == 0.0).await;
     assert!(!n.file("k").exists(), "half an upload is no object");
 }
 
@@ -189,7 +179,7 @@ async fn a_restart_finds_the_cache_again() {
         n.client().await.get("/data/k").await.header("x-cache"),
         "MISS"
     );
-    n.node.shutdown(Duration::from_secs(5)).await.unwrap();
+    n.node.shutdown(Duration::from_secs(60)).await.unwrap();
     let dir = n.dir;
     drop(n.node);
     let n = start_in(dir, &[]).await;
@@ -279,7 +269,7 @@ async fn a_second_process_uses_the_node_that_is_there() {
         Client::unix(&path).await.get("/data/k").await.text(),
         "object"
     );
-    n.node.shutdown(Duration::from_secs(5)).await.unwrap();
+    n.node.shutdown(Duration::from_secs(60)).await.unwrap();
     let dir = n.dir;
     drop(n.node);
     // A socket that a dead process left behind.
