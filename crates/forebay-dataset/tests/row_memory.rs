@@ -159,7 +159,7 @@ async fn what_rows_take_is_reserved_before_it_is_allocated() {
         "{} MiB more than before",
         took >> 20
     );
-    tokio::time::timeout(std::time::Duration::from_secs(5), async {
+    tokio::time::timeout(std::time::Duration::from_secs(60), async {
         while rows.engine().budget().used_bytes() > 5 << 20 {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }

@@ -627,7 +627,7 @@ mod tests {
                 assert_eq!(expand(source), [source.as_str()]);
             }
         }
-        assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
         let deep = format!("{}x{}", "{a,".repeat(33), "}".repeat(33));
         let e = braces(&deep, 1000).unwrap_err();
         assert!(e.to_string().contains("nested"), "{e}");

@@ -240,7 +240,7 @@ async fn receive(body: &mut Body, most: usize) -> (Vec<(FrameTag, Vec<RowRef>)>,
 }
 
 async fn until(what: &str, mut ready: impl FnMut() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if ready() {
             return;
         }

@@ -83,7 +83,12 @@ async fn decoded_blocks_that_are_kept_give_way_to_writes() {
     put.expect("it does not wait for memory that nobody uses")
         .unwrap();
     assert_eq!(rows.stats().cached_bytes, 0);
-    assert_eq!(engine.budget().used_bytes(), others.bytes());
+    // Whoever decoded them may still be about to end.
+    let began = Instant::now();
+    while engine.budget().used_bytes() > others.bytes() {
+        assert!(began.elapsed() < PATIENCE, "what was held is not given back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 async fn crowd(budget_bytes: u64, packed: bool) {

@@ -181,7 +181,7 @@ fn run(test: impl Future<Output = ()>) {
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -335,8 +335,9 @@ fn a_lease_that_ends_or_runs_out_lets_go() {
             );
         }
 
+        // Long enough for a word, on a busy machine too.
         let short = Registration {
-            lease_seconds: 1,
+            lease_seconds: 4,
             ..w.registration(&plan)
         };
         let short = w.plans.register(&short, &Everything).await.unwrap();

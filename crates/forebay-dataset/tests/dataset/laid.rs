@@ -467,7 +467,7 @@ async fn a_laid_block_is_decoded_no_more_and_one_that_is_damaged_is_laid_out_aga
     assert!(rows.stats().blocks_laid > lost.blocks_laid);
     let engine = rows.engine().clone();
     drop((rows, again));
-    for _ in 0..200 {
+    for _ in 0..3000 {
         if engine.budget().used_bytes() == 0 {
             return;
         }

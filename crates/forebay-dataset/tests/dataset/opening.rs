@@ -637,7 +637,7 @@ async fn a_known_listing_is_asked_for_in_segments() {
     b.put("w", "1");
     b.remove("x/00999");
     b.remove("x/03000");
-    let latency = std::time::Duration::from_millis(500);
+    let latency = std::time::Duration::from_millis(1500);
     b.faults.distance(Distance {
         latency,
         ..Default::default()

@@ -358,7 +358,7 @@ fn random_rows(rng: &mut StdRng, rows: usize) -> Vec<u64> {
 
 /// Background tasks may still hold something for a moment.
 async fn given_back(engine: &Engine, what: &str) {
-    for _ in 0..200 {
+    for _ in 0..3000 {
         if engine.budget().used_bytes() == 0 {
             return;
         }
@@ -981,7 +981,7 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
     let dataset = bench.open_spec(&spec).await.unwrap().dataset;
     bench.faults.always(
         Operation::Get,
-        Fault::Delay(std::time::Duration::from_millis(50)),
+        Fault::Delay(std::time::Duration::from_millis(200)),
     );
     let rows = Rows::new(bench.engine.clone(), RowsConfig::default());
     let wanted: Vec<u64> = (0..100).rev().collect();
@@ -990,9 +990,9 @@ async fn a_request_for_many_cold_objects_fetches_them_together() {
         .read(&dataset, &wanted, &Projection::All)
         .await
         .unwrap();
-    // One after the other they would take 5 s.
+    // One after the other they would take 20 s.
     assert!(
-        began.elapsed() < std::time::Duration::from_millis(2500),
+        began.elapsed() < std::time::Duration::from_secs(10),
         "{:?}",
         began.elapsed()
     );
