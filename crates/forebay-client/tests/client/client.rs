@@ -387,7 +387,7 @@ async fn refused_requests_are_repeated_as_the_node_says_and_in_time() {
     })
     .await;
     let mut patient = settings(&url);
-    patient.timeouts.refused = Duration::from_secs(5);
+    patient.timeouts.refused = Duration::from_secs(60);
     let patient = Client::new(patient).unwrap();
     let began = Instant::now();
     assert_eq!(patient.call(&get("/")).await.unwrap().status, 200);
@@ -396,7 +396,7 @@ async fn refused_requests_are_repeated_as_the_node_says_and_in_time() {
     let began = Instant::now();
     let refused = failure(&patient, "/forever").await;
     assert!(refused.is_refusal() && refused.retry_after().is_some());
-    assert!(began.elapsed() < Duration::from_secs(4), "it waited");
+    assert!(began.elapsed() < Duration::from_secs(30), "it waited");
     // Without patience, the first refusal is the answer.
     let (url, heads) = node(|_| answer(429, "", b"")).await;
     let mut hasty = settings(&url);
@@ -589,7 +589,7 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_goes_on() {
         }
     });
     let mut settings = settings(&url);
-    settings.timeouts.answer = QUICK;
+    settings.timeouts.answer = Duration::from_secs(3);
     let client = Client::new(settings).unwrap();
     let pieces = |n: usize, pause| {
         futures::stream::iter(0..n).then(move |_| async move {
@@ -598,10 +598,10 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_goes_on() {
         })
     };
     let put = Call::new(Method::PUT, "/");
-    let slow = pieces(8, QUICK / 2);
+    let slow = pieces(8, Duration::from_millis(500));
     let answer = client.upload(&put, Some(8), slow).await.unwrap();
     assert_eq!(answer.status, StatusCode::OK);
-    let stalled = pieces(8, QUICK * 20);
+    let stalled = pieces(8, Duration::from_secs(60));
     assert!(matches!(
         client.upload(&put, Some(8), stalled).await.err(),
         Some(Failure::TimedOut(_))

@@ -18,7 +18,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 /// What a scripted node does with each request.
@@ -169,10 +169,11 @@ fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// A port that nobody listens at.
-async fn nobody() -> String {
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    format!("http://{}", free.local_addr().unwrap())
+/// A port that nobody listens at, and that nobody else gets as long as the tests run.
+fn nobody() -> String {
+    let bound = Box::leak(Box::new(TcpSocket::new_v4().unwrap()));
+    bound.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    format!("http://{}", bound.local_addr().unwrap())
 }
 
 fn settings(urls: &[&str]) -> Settings {
@@ -250,7 +251,7 @@ async fn a_call_goes_to_the_next_node_if_it_may_be_made_twice() {
 
 #[tokio::test]
 async fn what_was_never_sent_goes_to_the_next_node() {
-    let (down, up) = (nobody().await, Node::start(Does::Answer).await);
+    let (down, up) = (nobody(), Node::start(Does::Answer).await);
     for call in [get(), put(), Call::new(Method::DELETE, "/v1/objects/b/k")] {
         body(&client(&[&down, &up.url()]), &call).await.unwrap();
     }
@@ -295,7 +296,7 @@ async fn one_node_is_asked_as_ever() {
 
 #[tokio::test]
 async fn if_all_nodes_fail_the_error_names_each() {
-    let (down, closing) = (nobody().await, Node::start(Does::Close).await);
+    let (down, closing) = (nobody(), Node::start(Does::Close).await);
     match body(&client(&[&down, &closing.url()]), &get()).await {
         Err(Failure::Broken(e)) => {
             let refused = format!("cannot connect to {down}: connection refused");
@@ -307,7 +308,7 @@ async fn if_all_nodes_fail_the_error_names_each() {
     }
     let mut many = Vec::new();
     for _ in 0..9 {
-        many.push(nobody().await);
+        many.push(nobody());
     }
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     match body(&client(&many), &get()).await {
@@ -355,7 +356,7 @@ async fn a_node_that_failed_is_looked_at_later_and_used_again() {
     }
     assert_eq!((a.asked(), client.moves()), (1, 1));
     tokio::time::sleep(Duration::from_millis(5100)).await;
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(60);
     while a.asked() == 1 {
         assert!(Instant::now() < until, "it is used again");
         body(&client, &get()).await.unwrap();
@@ -478,7 +479,7 @@ async fn each_address_of_a_name_is_a_node() {
     assert_eq!(names.asked.load(SeqCst), 60, "once for each client");
     assert!(nodes[0].heads.lock().unwrap()[0].contains("host: nodes.test:80"));
     // One of them goes away, and another comes.
-    let client = client();
+    let (client, began) = (client(), Instant::now());
     body(&client, &get()).await.unwrap();
     let preferred = nodes
         .iter()
@@ -493,11 +494,16 @@ async fn each_address_of_a_name_is_a_node() {
     let other = Node::start(Does::Answer).await;
     *names.known.lock().unwrap() = vec![nodes[0].at, other.at];
     let before = names.asked.load(SeqCst);
-    assert!(body(&client, &get()).await.is_err());
-    assert_eq!(names.asked.load(SeqCst), before, "not before its time");
+    let early = body(&client, &get()).await;
+    // Two seconds after it was asked, it is time.
+    if began.elapsed() < Duration::from_secs(2) {
+        assert!(early.is_err());
+        assert_eq!(names.asked.load(SeqCst), before, "not before its time");
+    }
     tokio::time::sleep(Duration::from_millis(2100)).await;
+    let asked = other.asked();
     assert_eq!(body(&client, &get()).await.unwrap(), OBJECT);
-    assert_eq!((client.count(), other.asked()), (2, 1));
+    assert_eq!((client.count(), other.asked()), (2, asked + 1));
     // A name that cannot be resolved for a moment means what it meant; one that leads to one
     // address is that node.
     other.does(Does::Close);
@@ -530,7 +536,8 @@ async fn a_node_that_is_silent_is_left_only_if_it_is_gone() {
     let asked = |does, call: Call| async move {
         let (a, b) = (Node::start(does).await, Node::start(Does::Answer).await);
         let mut settings = settings(&[&a.url(), &b.url()]);
-        settings.timeouts.answer = Duration::from_millis(7500);
+        // A node is gone if it says nothing for five seconds.
+        settings.timeouts.answer = Duration::from_secs(12);
         let answered = body(&Client::new(settings).unwrap(), &call).await;
         (answered, a.asked(), b.asked())
     };

@@ -52,7 +52,7 @@ async fn read_all(stream: &Stream, from: u64, most_bytes: u64) -> u64 {
 
 /// Waits until no connection of the node is open.
 async fn let_go(node: &TestNode) {
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if node.open.load(SeqCst) == 0 {
             return;
         }
@@ -276,7 +276,8 @@ async fn a_refusal_is_an_error_at_once_unless_another_node_accepts() {
     )
     .await;
     let stream = open(&[&refusing], quick(Some(1)));
-    let error = timeout(Duration::from_secs(5), stream.next())
+    // Long before it would be given up.
+    let error = timeout(Duration::from_secs(15), stream.next())
         .await
         .unwrap()
         .unwrap_err();
@@ -300,7 +301,7 @@ async fn a_node_that_wants_to_be_left_alone_for_an_hour_is_given_up_in_time() {
         ..quick(Some(1))
     };
     let stream = open(&[&node], options);
-    let given_up = timeout(Duration::from_secs(10), stream.next()).await;
+    let given_up = timeout(PATIENCE, stream.next()).await;
     let error = given_up.expect("an end in time").unwrap_err();
     assert!(error.message().contains("did not arrive"), "{error:?}");
 }
@@ -343,7 +344,7 @@ async fn a_silent_node_is_given_up_and_asked_again() {
         &[&node],
         Options {
             silence: Duration::from_millis(100),
-            retry_for: Duration::from_millis(500),
+            retry_for: Duration::from_secs(5),
             ..quick(Some(1))
         },
     );
