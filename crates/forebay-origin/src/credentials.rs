@@ -265,7 +265,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_source_of_google_or_azure_that_hangs_is_given_up_and_remembered() {
-        let timeout = Duration::from_secs(1);
+        let timeout = Duration::from_secs(3);
         let checked = Checked {
             inner: Arc::new(Never),
             looked_at: "here and there".to_owned(),

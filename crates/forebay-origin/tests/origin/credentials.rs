@@ -118,7 +118,7 @@ async fn the_role_of_a_machine_reads_and_writes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_role_of_a_container_reads_and_writes_and_its_token_is_read_anew() {
     let s3 = VersityGw::start().await;
-    let services = AwsServices::start(good_keys().lifetime(Duration::from_millis(500))).await;
+    let services = AwsServices::start(good_keys().lifetime(Duration::from_secs(3))).await;
     let config = bucket(&s3).await;
     // ECS: a path, no authorization.
     let env = environment(&[("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/container/ecs")])
@@ -157,7 +157,7 @@ async fn the_role_of_a_container_reads_and_writes_and_its_token_is_read_anew() {
     assert_eq!(read(&origin).await.unwrap(), "content");
     std::fs::write(&file, "second").unwrap();
     services.expect_container_token("second");
-    tokio::time::sleep(Duration::from_millis(550)).await;
+    tokio::time::sleep(Duration::from_millis(3050)).await;
     assert_eq!(read(&origin).await.unwrap(), "content");
     let requests = services.requests();
     assert_eq!(
@@ -169,7 +169,7 @@ async fn the_role_of_a_container_reads_and_writes_and_its_token_is_read_anew() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_web_identity_reads_and_writes_and_its_token_is_read_anew() {
     let s3 = VersityGw::start().await;
-    let services = AwsServices::start(good_keys().lifetime(Duration::from_millis(500))).await;
+    let services = AwsServices::start(good_keys().lifetime(Duration::from_secs(3))).await;
     let config = bucket(&s3).await;
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
@@ -194,7 +194,7 @@ async fn a_web_identity_reads_and_writes_and_its_token_is_read_anew() {
         .unwrap();
     std::fs::write(&file, "second").unwrap();
     services.expect_web_identity_token("second");
-    tokio::time::sleep(Duration::from_millis(550)).await;
+    tokio::time::sleep(Duration::from_millis(3050)).await;
     assert_eq!(read(&origin).await.unwrap(), "content");
     let requests = services.requests();
     for r in &requests {
@@ -320,7 +320,7 @@ async fn a_single_sign_on_token_whose_renewal_is_given_up_is_written_back_all_th
     let services = AwsServices::start(Issued::new("AK", "secret")).await;
     // Once only, and too late for who waits for it.
     services.renew_sso_token("canary-refresh", "second-access", "second-refresh");
-    services.answer_renewals_after(Duration::from_millis(5500));
+    services.answer_renewals_after(Duration::from_secs(9));
     let dir = tempfile::tempdir().unwrap();
     let file = signed_on(dir.path(), chrono::Duration::seconds(-1));
     let env = sso_environment(dir.path(), &services.address());
@@ -563,7 +563,7 @@ async fn session_tokens_are_sent_and_signed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_lived_credentials_are_renewed_before_they_end_and_never_used_after() {
-    let lifetime = Duration::from_millis(2000);
+    let lifetime = Duration::from_secs(4);
     let services = AwsServices::start(Issued::new("AK0", "secret").lifetime(lifetime)).await;
     let origin = open_in(
         &recorder(&services),
@@ -572,7 +572,7 @@ async fn short_lived_credentials_are_renewed_before_they_end_and_never_used_afte
     .unwrap();
     let begun = Instant::now();
     let mut generation = 0;
-    while begun.elapsed() < Duration::from_millis(4000) {
+    while begun.elapsed() < 2 * lifetime {
         let futures = (0..4).map(|_| read(&origin));
         assert!(
             futures::future::join_all(futures)
@@ -599,13 +599,13 @@ async fn short_lived_credentials_are_renewed_before_they_end_and_never_used_afte
     .iter()
     .map(|r| r.at)
     .collect();
-    // Renewed in the last quarter: about every 1,500 ms, by one fetch each.
+    // Renewed in the last quarter: about every three seconds, by one fetch each.
     assert!((2..=4).contains(&given.len()), "{} fetches", given.len());
     for r in to(&requests, "/bucket/") {
         let key = r.signed_by().unwrap();
         let n: usize = key[2..].parse().unwrap();
-        // The request takes a moment to arrive.
-        let slack = Duration::from_millis(200);
+        // The request takes a moment to arrive, on a busy machine a long one.
+        let slack = Duration::from_millis(1500);
         assert!(
             r.at - given[n] < chrono::Duration::from_std(lifetime + slack).unwrap(),
             "{key} is used after its end"
@@ -726,7 +726,7 @@ async fn a_source_in_trouble_is_named_with_its_address_within_a_bounded_time() {
                     let e = read(&open_in(config, &env).unwrap()).await.unwrap_err();
                     let (shown, took) = (e.describe(), begun.elapsed());
                     assert!(
-                        took < Duration::from_secs(7),
+                        took < Duration::from_millis(9500),
                         "{name} with {trouble:?}: {took:?}"
                     );
                     assert!(

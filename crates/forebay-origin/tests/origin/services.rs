@@ -30,7 +30,7 @@ fn config(url: &str, endpoint: &Scripted) -> OriginConfig {
         endpoint: Some(endpoint.address()),
         anonymous: true,
         account: url.starts_with("az:").then(|| "account".into()),
-        idle_timeout: Duration::from_millis(400),
+        idle_timeout: Duration::from_secs(1),
         ..Default::default()
     }
 }
@@ -144,7 +144,7 @@ async fn a_session_at_google_is_cancelled_when_its_writer_fails_or_goes_away() {
     assert!(gone.is_err());
     let begun = Instant::now();
     while deleted() < 2 {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(60));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -420,7 +420,7 @@ async fn a_paced_or_slow_body_is_not_the_services_silence() {
     let origin = open(&config("s3://bucket", &server)).unwrap();
     // Pieces that come later than the idle timeout, for a part that is streamed.
     let pieces = stream::iter(0..3).then(|_| async {
-        tokio::time::sleep(Duration::from_millis(700)).await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
         Ok(text(3 << 20))
     });
     let sent = origin
