@@ -60,6 +60,8 @@ struct Sizes {
     silence: Duration,
     /// No answer of another node is late before.
     late: Duration,
+    /// How long a node waits for an answer of another one that is at it.
+    answer: Duration,
 }
 
 const SIZES: Sizes = Sizes {
@@ -67,6 +69,7 @@ const SIZES: Sizes = Sizes {
     cache: 256 << 20,
     silence: Duration::from_millis(400),
     late: HARDLY_EVER,
+    answer: Duration::from_secs(5),
 };
 
 /// Where it is not about nodes that answer slowly: this machine may be slow at any time.
@@ -252,7 +255,7 @@ impl Node {
     ) -> Node {
         let timing = Timing {
             probe: Duration::from_millis(50),
-            answer: Duration::from_secs(5),
+            answer: sizes.answer,
             silence: sizes.silence,
             late: sizes.late,
             connect: sizes.silence.max(Timing::default().connect),
@@ -487,8 +490,8 @@ async fn a_node_that_dies_costs_a_reroute_and_no_error() {
 async fn a_node_that_is_silent_is_given_up_within_a_second_and_then_not_asked() {
     let n = Nodes::start(2, HOUR).await;
     let (silent, asker) = (&n.nodes[0], &n.nodes[1]);
-    let [first, second, third] = n.keys_at(0);
-    for (seed, key) in [&first, &second, &third].into_iter().enumerate() {
+    let [first, second] = n.keys_at(0);
+    for (seed, key) in [&first, &second].into_iter().enumerate() {
         n.origin.set(key, noise(5000, seed as u64));
     }
     // The kernel still accepts connections for it.
@@ -510,17 +513,22 @@ async fn a_node_that_is_silent_is_given_up_within_a_second_and_then_not_asked() 
     assert_eq!(asker.questions(), asked);
     // It answers again, and is asked again.
     let _again = listen(listener, silent.cluster.clone(), silent.engine.clone());
-    for _ in 0..1200 {
-        if n.nodes[1].cluster.answers(silent.id) {
+    let mut later = n.keys_at::<12>(0).into_iter().skip(2);
+    loop {
+        for _ in 0..1200 {
+            if n.nodes[1].cluster.answers(silent.id) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // On a busy machine it may be given up again meanwhile.
+        let key = later.next().expect("its owner fetches one of them");
+        n.origin.set(&key, noise(5000, 2));
+        assert_eq!(asker.get(&key).await.unwrap(), noise(5000, 2));
+        if silent.engine.is_cached(&name(&key)) {
             break;
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(asker.get(&third).await.unwrap(), noise(5000, 2));
-    assert!(
-        silent.engine.is_cached(&name(&third)),
-        "its owner fetched it"
-    );
     assert!(!silent.engine.is_cached(&name(&second)));
 }
 
@@ -579,14 +587,19 @@ async fn nodes_that_each_think_the_other_owns_everything_do_not_wait_for_each_ot
     };
     // Both ask each other at the same time: for a small object, and for a chunk of a large one.
     let dial = Duration::from_millis(50);
-    let n = Nodes::with_maps(2, HOUR, SIZES, dial, maps).await;
+    // If they waited, it would be for so long.
+    let sizes = Sizes {
+        answer: Duration::from_secs(120),
+        ..SIZES
+    };
+    let n = Nodes::with_maps(2, HOUR, sizes, dial, maps).await;
     n.origin.set("small", noise(5000, 1));
     let read = join_all(n.nodes.iter().map(|node| node.get("small")));
-    let read = tokio::time::timeout(Duration::from_secs(5), read);
+    let read = tokio::time::timeout(Duration::from_secs(30), read);
     let read = read.await.expect("nobody waits for who waits for it");
     assert!(read.into_iter().all(|read| read.unwrap() == noise(5000, 1)));
 
-    let n = Nodes::with_maps(2, HOUR, SIZES, dial, maps).await;
+    let n = Nodes::with_maps(2, HOUR, sizes, dial, maps).await;
     n.origin.set("large", noise(20 * MIB, 2));
     let meta = Arc::new(n.origin.objects.lock()["large"].1.clone());
     let large = name("large");
@@ -597,7 +610,7 @@ async fn nodes_that_each_think_the_other_owns_everything_do_not_wait_for_each_ot
         read.await.unwrap();
         out
     }));
-    let read = tokio::time::timeout(Duration::from_secs(5), read);
+    let read = tokio::time::timeout(Duration::from_secs(30), read);
     let read = read.await.expect("nobody waits for who waits for it");
     assert!(
         read.iter()

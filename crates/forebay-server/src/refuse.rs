@@ -72,10 +72,15 @@ mod tests {
             .await
             .unwrap();
         let (stream, _) = listener.accept().await.unwrap();
+        let began = std::time::Instant::now();
         let refused = tokio::spawn(refuse(stream, 7));
         let mut byte = [0];
         let early = tokio::time::timeout(LINGER / 5, client.read(&mut byte)).await;
-        assert!(early.is_err(), "{early:?}");
+        if early.is_ok() {
+            // A machine that stopped this test meanwhile.
+            assert!(began.elapsed() >= LINGER, "{early:?}");
+            return;
+        }
         client.write_all(b"PUT /b/k HTTP/1.1\r\n").await.unwrap();
         let mut text = String::new();
         client.read_to_string(&mut text).await.unwrap();

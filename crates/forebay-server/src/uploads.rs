@@ -428,19 +428,22 @@ mod tests {
             uploads.begin(&name, &id, 0);
             id
         };
-        let late = Duration::from_millis(100);
-        let part = |data: &'static str| NewPart {
-            number: 1,
-            size: data.len() as u64,
-            body: stream::once(async move {
-                tokio::time::sleep(late).await;
-                Ok(Bytes::from_static(data.as_bytes()))
-            })
-            .boxed(),
+        let (gate, opened) = tokio::sync::watch::channel(true);
+        let part = |data: &'static str| {
+            let mut opened = opened.clone();
+            NewPart {
+                number: 1,
+                size: data.len() as u64,
+                body: stream::once(async move {
+                    drop(opened.wait_for(|opened| *opened).await.unwrap());
+                    Ok(Bytes::from_static(data.as_bytes()))
+                })
+                .boxed(),
+            }
         };
         let leaves = Duration::from_millis(10);
         let eventually = async |holds: &(dyn Fn() -> bool + Sync)| {
-            for _ in 0..500 {
+            for _ in 0..6000 {
                 if holds() {
                     return true;
                 }
@@ -453,15 +456,18 @@ mod tests {
         let send = |data| uploads.send_part(&b.engine, &name, &id, part(data), Checksum::default);
         send("one").await.unwrap();
         assert_eq!(known().unwrap().parts[&1].part.size, Some(3));
+        gate.send_replace(false);
         let again = send("three");
         assert!(tokio::time::timeout(leaves, again).await.is_err());
+        gate.send_replace(true);
         assert!(eventually(&|| known().unwrap().parts[&1].part.size == Some(5)).await);
 
-        *b.origin.acknowledges_after.lock() = late;
+        b.origin.holds_acknowledgements.send_replace(true);
         let parts = vec![known().unwrap().parts[&1].part.clone()];
         let always = PutCondition::Always;
         let complete = uploads.complete(&b.engine, &name, &id, parts.clone(), always.clone());
         assert!(tokio::time::timeout(leaves, complete).await.is_err());
+        b.origin.holds_acknowledgements.send_replace(false);
         assert!(eventually(&|| known().is_none()).await);
         assert_eq!(b.get("k").await.unwrap().0, b"three");
 

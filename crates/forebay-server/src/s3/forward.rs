@@ -921,7 +921,7 @@ mod tests {
             }
         });
         let all = futures::future::join_all(bodies);
-        let all = tokio::time::timeout(std::time::Duration::from_secs(5), all).await;
+        let all = tokio::time::timeout(std::time::Duration::from_secs(20), all).await;
         for refused in all.expect("nobody waits") {
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::Busy);
         }

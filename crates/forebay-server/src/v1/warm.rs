@@ -231,8 +231,9 @@ mod tests {
     #[tokio::test]
     async fn objects_go_on_and_progress_is_told_while_a_page_is_listed() {
         let b = Bench::new(forebay_engine::Freshness::Immutable);
+        let (tell, told) = tokio::sync::oneshot::channel::<()>();
         let page = async {
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            told.await.unwrap();
             Ok((vec![(name("none"), 0)], None))
         };
         let missing = async { (name("gone"), WarmOutcome::Missing) };
@@ -264,6 +265,7 @@ mod tests {
             (sums.listed, sums.listing_done, sums.missing),
             (1, false, 1)
         );
+        tell.send(()).unwrap();
         let report = loop {
             match work.next().await {
                 Some(WarmEvent::Report(sums)) => break sums,
