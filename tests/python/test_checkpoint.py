@@ -519,7 +519,7 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog,
             began = time.monotonic()
             with pytest.raises(forebay.ConnectionFailed):
                 once()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         threading.Timer(1.0, site.start).start()
         ckpt.save(wanted, "s3://runs/through/a", client=client, retry_for=60).wait()
         assert "saving s3://runs/through/a: tried again for 60 s" in caplog.text
@@ -954,6 +954,9 @@ def test_ctrl_c_while_other_threads_of_a_rank_of_dcp_write_ends_them(site, monke
             while not refused:
                 time.sleep(0.01)
             return []
+        if not refused:
+            # Not before: the test would be interrupted where it does not expect it.
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         refused.append(threading.current_thread())
         raise forebay.Busy("the node is over its limits")
 
@@ -966,10 +969,9 @@ def test_ctrl_c_while_other_threads_of_a_rank_of_dcp_write_ends_them(site, monke
         planner.set_up_planner({f"w{n}": torch.zeros(9) for n in range(2)}, None, rank == 0)
         plans.append(writer.prepare_local_plan(planner.create_local_plan()))
     plans = writers[0].prepare_global_plan(plans)
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         writers[0].write_data(planner.finish_plan(plans[0]), planner)
+    began = time.monotonic()
     # `is_alive` takes one for ended whose `join` was interrupted.
     while refused[0] in threading.enumerate():
         assert time.monotonic() - began < 30
@@ -1062,8 +1064,8 @@ def test_a_save_is_not_in_the_way_of_itself(own, monkeypatch):
     other = _wire.Writing(own.client, "s3://runs/own/c")
     began = time.monotonic()
     with pytest.raises(forebay.Conflict):
-        ckpt.save(state(3, 1), "s3://runs/own/c", client=own.client, retry_for=30)
-    assert time.monotonic() - began < 10
+        ckpt.save(state(3, 1), "s3://runs/own/c", client=own.client, retry_for=120)
+    assert time.monotonic() - began < 60
     other.abandon()
 
 
@@ -1080,7 +1082,7 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
         began = time.monotonic()
         with pytest.raises(forebay.ConnectionFailed):
             saved.wait(1.5)
-        assert 1.4 < time.monotonic() - began < 10
+        assert 1.4 < time.monotonic() - began < 30
         failures: list[BaseException] = []
 
         def wait() -> None:
@@ -1283,9 +1285,9 @@ def test_two_writers_of_one_name_are_refused_and_the_next_may(site):
     began = time.monotonic()
     with pytest.raises(forebay.AlreadyExists):
         ckpt.save(
-            {"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False, retry_for=30
+            {"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False, retry_for=120
         )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     with pytest.raises(FileExistsError):
         ckpt.save({"a": 2}, "s3://runs/two/step-1", client=site.client, overwrite=False)
     assert ckpt.load("s3://runs/two/step-1", client=site.client) == {"a": 1}
@@ -1865,7 +1867,7 @@ def test_a_full_disk_under_a_checkpoint(tmp_path):
                 ckpt.save(state(1, 60), "s3://runs/full/a", client=site.client)
             assert caught.value.status == 507, caught.value
             assert site.keys() == []
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while list((cache / "staged").iterdir()) and time.monotonic() < deadline:
                 time.sleep(0.05)
             ckpt.save(state(1, 8), "s3://runs/full/b", client=site.client, wait="durable")
@@ -2855,26 +2857,37 @@ def loaded_by_dcp(client, name: str, planner=None, **wanted: torch.Tensor) -> di
     return found
 
 
+#: Ten seconds after it asked the bucket, a node goes by what it has itself.
+BUCKET_SECONDS = 9
+
+
 def test_files_are_read_while_the_bucket_is_asked_whether_they_were_replaced(own):
     name, w = "s3://runs/ahead/a", torch.arange(2_000_000)
     saved_by_dcp(own.client, name, {"w": w, "note": "x"})
-    found, planner = {"w": torch.zeros_like(w), "note": ""}, Watched()
-    reader = ckpt.StorageReader(name, client=own.client)
-    own.pause()
-    try:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(
-                dcp.load, found, storage_reader=reader, planner=planner, no_dist=True
-            )
-            eventually(lambda: torch.equal(found["w"], w), "it is read before the bucket answers")
-            time.sleep(0.2)
-            assert not loading.done() and planner.given == []
+    for _ in range(5):
+        found, planner = {"w": torch.zeros_like(w), "note": ""}, Watched()
+        reader = ckpt.StorageReader(name, client=own.client)
+        began = time.monotonic()
+        own.pause()
+        try:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                loading = pool.submit(
+                    dcp.load, found, storage_reader=reader, planner=planner, no_dist=True
+                )
+                eventually(lambda: torch.equal(found["w"], w), "it is read before the answer")
+                time.sleep(0.2)
+                waits = not loading.done() and planner.given == []
+                in_time = time.monotonic() - began < BUCKET_SECONDS
+                own.go_on()
+                loading.result(60)
+        finally:
             own.go_on()
-            loading.result(60)
-    finally:
-        own.go_on()
-    assert torch.equal(found["w"], w) and found["note"] == "x"
-    assert sorted(planner.given) == ["note", "w"]
+        assert torch.equal(found["w"], w) and found["note"] == "x"
+        assert sorted(planner.given) == ["note", "w"]
+        assert waits or not in_time
+        if in_time:
+            return
+    raise AssertionError("this machine is too slow")
 
 
 @pytest.mark.parametrize("cut", [1, 2], ids=["cut as before", "cut otherwise"])
@@ -2975,11 +2988,7 @@ def planned(readers, found: list[dict]) -> list:
 def test_a_rank_that_loses_an_answer_does_not_load_another_one_than_the_rest(
     own, monkeypatch, replaced
 ):
-    name, a = "s3://runs/ahead/mixed", torch.ones(300_000)
-    saved_by_dcp(own.client, name, {"a": a})
-    if replaced:
-        with another_node(own, "other") as other:
-            saved_by_dcp(forebay.Client(other.url), name, {"a": 2 * a})
+    a = torch.ones(300_000)
     clients = [forebay.Client(own.node.url) for _ in range(2)]
     ask = _wire.ask
 
@@ -2990,15 +2999,27 @@ def test_a_rank_that_loses_an_answer_does_not_load_another_one_than_the_rest(
         return ask(client, method, path, body)
 
     monkeypatch.setattr(_wire, "ask", loses)
-    readers = [ckpt.StorageReader(name, client=client) for client in clients]
-    found = [{"a": torch.zeros_like(a)} for _ in readers]
-    own.pause()
-    try:
-        plans = planned(readers, found)
-    finally:
-        own.go_on()
-    assert plans[0][0].storage_data.question is not None
-    readers[0].read_data(*plans[0])
+    for attempt in range(5):
+        # Each of a name of which the node does not know that it was replaced.
+        name = f"s3://runs/ahead/mixed-{attempt}"
+        saved_by_dcp(own.client, name, {"a": a})
+        if replaced:
+            with another_node(own, f"other-{attempt}") as other:
+                saved_by_dcp(forebay.Client(other.url), name, {"a": 2 * a})
+        readers = [ckpt.StorageReader(name, client=client) for client in clients]
+        found = [{"a": torch.zeros_like(a)} for _ in readers]
+        began = time.monotonic()
+        own.pause()
+        try:
+            plans = planned(readers, found)
+        finally:
+            own.go_on()
+        assert plans[0][0].storage_data.question is not None
+        readers[0].read_data(*plans[0])
+        if time.monotonic() - began < BUCKET_SECONDS:
+            break
+    else:
+        raise AssertionError("this machine is too slow")
     assert torch.equal(found[0]["a"], 2 * a if replaced else a)
     # It cannot know which one that is.
     with pytest.raises(forebay.Conflict, match="before all ranks had been told"):
