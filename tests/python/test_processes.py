@@ -107,7 +107,7 @@ def in_fork(work) -> int:
             print(repr(error), file=sys.stderr)
         finally:
             os._exit(status)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -195,20 +195,25 @@ def test_a_client_in_a_client_survives_pickling_twice(client, expect):
 
 
 def test_the_gil_is_free_while_a_call_waits():
+    asked, seen = threading.Event(), threading.Event()
+
+    def answers_when_this_goes_on(http, _):
+        asked.set()
+        assert seen.wait(60)
+        chunked(http, tar_of([("bucket/k", b"x")]))
+
     with ScriptedNode({"bucket/k": b"x"}) as node:
-        node.script.append(
-            lambda http, _: (time.sleep(1), chunked(http, tar_of([("bucket/k", b"x")])))
-        )
+        node.script.append(answers_when_this_goes_on)
+        client, got = forebay.Client(node.url), []
         thread = threading.Thread(
-            target=lambda: forebay.Client(node.url).batch(["bucket/k"]).wait()
+            target=lambda: got.append(client.batch(["bucket/k"]).wait()), daemon=True
         )
         thread.start()
-        began, worst, last = time.monotonic(), 0.0, time.monotonic()
-        while time.monotonic() - began < 0.8:
-            now = time.monotonic()
-            worst, last = max(worst, now - last), now
-        thread.join()
-        assert worst < 0.5
+        # Were it not, nothing in this process would go on: not this, and not the node.
+        assert asked.wait(60)
+        seen.set()
+        thread.join(60)
+        assert got
 
 
 @pytest.mark.parametrize(
@@ -225,7 +230,10 @@ def test_the_gil_is_free_while_a_call_waits():
     ],
 )
 def test_ctrl_c_interrupts_every_wait(call):
+    asked = threading.Event()
+
     def hang(http, _):
+        asked.set()
         time.sleep(30)
 
     with ScriptedNode({"bucket/k": b"x"}) as node:
@@ -233,8 +241,6 @@ def test_ctrl_c_interrupts_every_wait(call):
         script = f"""
             import forebay, time
             client = forebay.Client({node.url!r})
-            print("waiting", flush=True)
-            began = time.monotonic()
             try:
                 {call}
             except KeyboardInterrupt:
@@ -243,12 +249,12 @@ def test_ctrl_c_interrupts_every_wait(call):
         child = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
         )
-        assert child.stdout.readline() == "waiting\n"
+        assert asked.wait(60)
         time.sleep(0.3)
         child.send_signal(signal.SIGINT)
         began = time.monotonic()
-        out, _ = child.communicate(timeout=10)
-        assert out == "interrupted\n" and time.monotonic() - began < 2
+        out, _ = child.communicate(timeout=60)
+        assert out == "interrupted\n" and time.monotonic() - began < 20
 
 
 def test_the_interpreter_ends_with_batches_under_way(node):

