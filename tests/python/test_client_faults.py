@@ -126,16 +126,16 @@ def test_a_refusal_is_retried_as_the_node_says(node):
     node.script += [lambda http, _: reply(http, *recorded.refusal("busy"))]
     began = time.monotonic()
     assert len(forebay.Client(node.url).batch(NAMES[:3]).wait()) == 3
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < 30
 
 
 def test_a_refusal_that_lasts_is_busy(node):
-    node.script += [lambda http, _: reply(http, *recorded.refusal("busy"))] * 9
+    node.script += [lambda http, _: reply(http, *recorded.refusal("busy"))] * 99
     said = recorded.answers()["busy"]["body"]
     began = time.monotonic()
     with pytest.raises(forebay.Busy, match="in flight") as caught:
         forebay.Client(node.url, timeout=2).batch(NAMES[:3])
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     assert (caught.value.status, caught.value.message, caught.value.hint) == (
         429,
         said["message"],
@@ -210,14 +210,18 @@ def test_an_object_that_breaks_off_is_an_error(node):
 
 
 def test_a_node_that_says_nothing_is_a_timeout(node):
-    node.script.append(lambda http, _: time.sleep(3))
+    ends = threading.Event()
+    node.script.append(lambda http, _: ends.wait(60))
     began = time.monotonic()
     with pytest.raises(forebay.Timeout, match="did not answer"):
         forebay.Client(node.url, timeout=0.5).batch(NAMES[:1])
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
+    ends.set()
 
 
 def test_a_node_that_stops_in_the_middle_is_a_timeout(node):
+    ends = threading.Event()
+
     def stall(http, request):
         whole = tar_of(node.members(http.path, request))
         http.send_response(200)
@@ -226,13 +230,14 @@ def test_a_node_that_stops_in_the_middle_is_a_timeout(node):
         http.end_headers()
         http.wfile.write(b"%x\r\n%s\r\n" % (2000, whole[:2000]))
         http.wfile.flush()
-        time.sleep(3)
+        ends.wait(60)
 
     node.script.append(stall)
-    batch = forebay.Client(node.url, timeout=0.5).batch(NAMES)
+    batch = forebay.Client(node.url, timeout=3).batch(NAMES)
     assert bytes(batch[0]) == OBJECTS[NAMES[0]]
     with pytest.raises(forebay.Timeout, match="in the middle"):
         batch.wait()
+    ends.set()
 
 
 def test_a_kept_connection_that_the_node_has_closed_is_replaced(node):
@@ -268,7 +273,7 @@ def test_entries_can_be_read_before_the_last_has_arrived(node):
         for part in (whole[:20_000], whole[20_000:]):
             http.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
             http.wfile.flush()
-            go_on.wait(10)
+            go_on.wait(60)
         http.wfile.write(b"0\r\n\r\n")
 
     node.script.append(in_two_parts)
@@ -285,7 +290,7 @@ def test_batches_ahead_are_bounded_in_bytes(node):
     node.objects = {f"bucket/big{i}": bytes([i]) * 2_000_000 for i in range(6)}
     client = forebay.Client(node.url, max_inflight_bytes=3_000_000)
     batches = [client.batch_async([name]) for name in node.objects]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while client.inflight_bytes < 3_000_000 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.3)
@@ -299,9 +304,10 @@ def test_batches_ahead_are_bounded_in_bytes(node):
 
 
 def test_a_batch_that_is_dropped_is_given_up(node):
-    stopped = threading.Event()
+    begun, stopped = threading.Event(), threading.Event()
 
     def endless(http, request):
+        begun.set()
         http.send_response(200)
         http.send_header("X-Request-Id", "scripted-1")
         http.send_header("Transfer-Encoding", "chunked")
@@ -315,9 +321,10 @@ def test_a_batch_that_is_dropped_is_given_up(node):
 
     node.script.append(endless)
     batch = forebay.Client(node.url).batch_async(NAMES)
+    assert begun.wait(60)
     time.sleep(0.2)
     del batch
-    assert stopped.wait(5)
+    assert stopped.wait(60)
 
 
 def test_the_local_socket_is_used_only_if_it_leads_to_the_same_node(node, real, tmp_path):
