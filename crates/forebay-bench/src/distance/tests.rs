@@ -191,7 +191,7 @@ async fn a_continue_is_not_an_answer() {
 
 #[tokio::test]
 async fn connections_share_the_bandwidth() {
-    let mut rates = Vec::new();
+    let mut rates: Vec<f64> = Vec::new();
     // They never have more. A busy machine makes less of it, and not each time.
     while rates.len() < 10 && rates.last().is_none_or(|rate| *rate <= 0.9) {
         let rate = share_of_four().await;

@@ -233,14 +233,14 @@ impl Node {
     }
 }
 
-/// Waits for the end of a process, for at most 20 seconds.
+/// Waits for the end of a process, for at most a minute.
 pub fn wait(child: &mut Child) -> i32 {
     let began = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return status.code().expect("ended by itself");
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "it does not end");
+        assert!(began.elapsed() < Duration::from_secs(60), "it does not end");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -252,12 +252,12 @@ impl Drop for Node {
     }
 }
 
-/// Waits until something holds, for at most 20 seconds.
+/// Waits until something holds, for at most a minute.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
-        assert!(began.elapsed() < Duration::from_secs(20), "not yet: {what}");
+        assert!(began.elapsed() < Duration::from_secs(60), "not yet: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

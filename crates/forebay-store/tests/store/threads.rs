@@ -189,7 +189,7 @@ fn a_checkpoint_during_a_write_does_not_lose_the_write() {
         .put_head(&name("before"), &meta(5, "1"), 5, Some(b"12345"))
         .unwrap();
     faults.add(
-        Rule::new(Op::Write, Fault::Delay(Duration::from_millis(300)))
+        Rule::new(Op::Write, Fault::Delay(Duration::from_secs(4)))
             .on("seg-")
             .times(1),
     );
