@@ -532,7 +532,7 @@ mod tests {
         }
         *bench.origin.deletes_left.lock() = Some(0);
         let removing = flush::remove(stages.0.clone(), entry);
-        let ended = tokio::time::timeout(Duration::from_secs(5), removing);
+        let ended = tokio::time::timeout(Duration::from_secs(30), removing);
         assert!(ended.await.is_ok());
     }
 
