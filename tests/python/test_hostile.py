@@ -89,7 +89,7 @@ class Target:
             ("memory", self.memory, self.rss + RSS_GROWTH_MAX),
             ("descriptors", self.descriptors, self.fds + FDS_GROWTH_MAX),
         ):
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             while (value := now()) > allowed and time.monotonic() < deadline:
                 time.sleep(0.05)
                 self.check_good()
@@ -460,7 +460,7 @@ def too_many(target: Target, case: dict) -> None:
     finally:
         for connection in kept:
             connection.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (
         hostile.send(target.node.port, data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         .answers[0]
@@ -494,7 +494,7 @@ def test_a_client(group, case, clients, open_node, tight_node, few_node):
         for target in (open_node, tight_node, few_node):
             target.check_well()
             # Whoever was cut off, left or was refused no longer holds anything.
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             held = ("forebay_requests_in_flight", "forebay_connections_open")
             while (
                 busy := sum(v for n, v in target.node.metrics().items() if n.startswith(held))

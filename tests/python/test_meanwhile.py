@@ -376,7 +376,7 @@ def goes_on():
 def slow(row):
     global power
     power = 100.0
-    time.sleep(0.05)
+    time.sleep(0.08)
     return row
 
 threading.Thread(target=goes_on, daemon=True).start()
@@ -387,7 +387,7 @@ loader = ds.take(40).loader(
 for epoch in range(2):
     for batch in loader:
         power = 20.0
-        time.sleep(0.4)
+        time.sleep(0.8)
 report = loader.report(order=False)
 stop.set()
 assert "node" in report.html()
