@@ -122,7 +122,7 @@ def test_a_node_that_stops_while_it_answers_does_not_join_again(cluster, bucket,
         slow.sendall(b"GET /written/large HTTP/1.1\r\nHost: c\r\n\r\n")
         assert slow.recv(12) == b"HTTP/1.1 200"
         c.process.send_signal(signal.SIGTERM)
-        eventually(lambda: there() == 2, "c has left", 10)
+        eventually(lambda: there() == 2, "c has left")
         throughout(2, lambda: there() == 2, "a node that stops has joined again")
         assert c.process.poll() is None, "it still answers"
         began = time.monotonic()
@@ -152,7 +152,7 @@ def test_a_write_that_is_under_way_when_its_node_stops_is_acknowledged(cluster, 
         assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
         slow.sendall(body[-1:])
         assert slow.recv(12) == b"HTTP/1.1 200"
-        eventually(lambda: there() == 2, "c has left", 10)
+        eventually(lambda: there() == 2, "c has left")
     c.stop()
     assert [read(cluster, name, "last") for name in "ab"] == [7, 7]
 
