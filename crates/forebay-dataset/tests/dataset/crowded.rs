@@ -86,7 +86,10 @@ async fn decoded_blocks_that_are_kept_give_way_to_writes() {
     // Whoever decoded them may still be about to end.
     let began = Instant::now();
     while engine.budget().used_bytes() > others.bytes() {
-        assert!(began.elapsed() < PATIENCE, "what was held is not given back");
+        assert!(
+            began.elapsed() < PATIENCE,
+            "what was held is not given back"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
