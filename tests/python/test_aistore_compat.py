@@ -644,15 +644,17 @@ def test_two_who_append_at_once_are_told(local):
     bucket = Client(local.url).bucket(f"b-{uuid.uuid4().hex[:12]}").create()
     writer = bucket.object("o").get_writer()
     handle = writer.append_content(b"")
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
 
     def slow():
         yield b"a"
+        begun.set()
         go.wait(30)
         yield b"b"
 
     thread = threading.Thread(target=lambda: writer.append_content(slow(), handle=handle))
     thread.start()
+    assert begun.wait(30)
     time.sleep(0.5)
     with pytest.raises(AISError) as caught:
         writer.append_content(b"c", handle=handle)

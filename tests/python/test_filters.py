@@ -576,11 +576,11 @@ def test_progress_is_drawn_and_ctrl_c_ends_the_wait(site, tmp_path, capsys):
     listener = socket.create_server(("127.0.0.1", 0))
     try:
         slow = forebay.Client(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=30)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
             _node.filter(slow, ds.id, document)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 20
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -295,7 +295,7 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
                 raise forebay.ConnectionFailed("gone")
             other.set()
             # Given up, when the other has failed.
-            time.sleep(0.5)
+            time.sleep(2)
         return piece(self, name, start, length)
 
     monkeypatch.setattr(ForebayFileSystem, "_piece", pieces)
@@ -328,7 +328,7 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
             raise forebay.NotFound(name)
         got = piece(self, name, start, length)
         failed.wait(30)
-        time.sleep(0.5)
+        time.sleep(2)
         return got
 
     (tmp_path / "kept").write_bytes(b"old")
@@ -419,7 +419,7 @@ def test_what_is_interrupted_begins_no_more_files(fs, monkeypatch):
 
     def interrupted(self, *args):
         if len(begun) == 20:
-            threading.Timer(0.2, go_on.set).start()
+            threading.Timer(2, go_on.set).start()
             raise KeyboardInterrupt
         begun.append(1)
         return submit(self, *args)

@@ -882,7 +882,7 @@ def test_the_python_client_sends_its_token(locked, objects):
         forebay.Client(locked.url).get("train/img/0001.bin")
 
 
-def until(condition, seconds: float = 10) -> None:
+def until(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -1007,13 +1007,16 @@ def test_keys_change_under_load_without_a_wrong_answer(origin, tmp_path, objects
     try:
         for thread in threads:
             thread.start()
-        for i in range(10):
+        both = {("img/0001.bin", 200), ("img/0001.bin", 403)}
+        for i in range(200):
             replace(node.keys, narrow if i % 2 == 0 else keys_toml())
             node.process.send_signal(signal.SIGHUP)
             time.sleep(0.15)
+            if i >= 9 and both <= seen:
+                break
     finally:
         stop.set()
         for thread in threads:
             thread.join()
         node.stop()
-    assert not wrong and {("img/0001.bin", 200), ("img/0001.bin", 403)} <= seen
+    assert not wrong and both <= seen

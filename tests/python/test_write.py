@@ -1608,8 +1608,8 @@ print("done", done.shards, done.found, flush=True)
 """
 
 
-def shards_there(origin_s3, scratch: str) -> int:
-    listed = origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/out/shard-")
+def shards_there(origin_s3, scratch: str, out: str = "out") -> int:
+    listed = origin_s3.list_objects_v2(Bucket="scratch", Prefix=f"{scratch}/{out}/shard-")
     return sum(not item["Key"].endswith(".idx") for item in listed.get("Contents", []))
 
 
@@ -1806,13 +1806,17 @@ def test_ctrl_c_ends_a_write_and_the_next_call_goes_on(put, scratch, origin, tmp
     put("in/0.parquet", parquet(table(ROWS, size=20_000)))
     node = Node(origin.url, ["scratch"], tmp_path / "node")
     try:
-        out = f"scratch/{scratch}/out/"
-        command = [sys.executable, "-c", WRITER, node.url, f"scratch/{scratch}/in/*", out, "tar"]
-        writer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        while writer.poll() is None and shards_there(origin_s3, scratch) < 2:
-            time.sleep(0.005)
-        writer.send_signal(signal.SIGINT)
-        error = writer.communicate(timeout=30)[1]
+        for attempt in range(5):
+            of = [f"scratch/{scratch}/in/*", f"scratch/{scratch}/out{attempt}/"]
+            command = [sys.executable, "-c", WRITER, node.url, *of, "tar"]
+            writer = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            while writer.poll() is None and shards_there(origin_s3, scratch, f"out{attempt}") < 2:
+                time.sleep(0.005)
+            writer.send_signal(signal.SIGINT)
+            error = writer.communicate(timeout=60)[1]
+            if writer.returncode != 0:
+                break
+            # It was over before it could be interrupted.
         assert writer.returncode != 0 and "KeyboardInterrupt" in error
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0 and int(done.stdout.split()[2]) >= 2, done.stderr
