@@ -37,9 +37,10 @@ async fn service() -> (Scripted, Arc<AtomicBool>) {
     (server, stalled)
 }
 
-/// A node whose bucket `data` is at this service.
+/// A node whose bucket `data` is at this service. What answers has two seconds for it, on a busy
+/// machine too.
 async fn node_before(server: &Scripted, settings: &[(&str, &str)]) -> TestNode {
-    node_with(server, "idle_timeout = \"500ms\"", settings).await
+    node_with(server, "idle_timeout = \"2s\"", settings).await
 }
 
 /// The same, with these settings of the origin.
@@ -223,7 +224,7 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
         (a.status, a.header("x-cache"), a.text().as_str()),
         (StatusCode::OK, "STALE", CONTENT)
     );
-    assert!(begun.elapsed() >= Duration::from_millis(500), "one timeout");
+    assert!(begun.elapsed() >= Duration::from_secs(2), "one timeout");
 
     let (begun, asked) = (Instant::now(), server.requests().len());
     for i in 0..30 {
@@ -232,10 +233,10 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
         assert_eq!(missing.status, StatusCode::GATEWAY_TIMEOUT);
         assert!(!missing.header("retry-after").is_empty());
     }
-    // A probe may have cost a timeout; none of the others did, which would have taken half a minute.
+    // A probe may have cost a timeout; none of the others did, which would have taken two minutes.
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
-    // A probe ends after half a second, and the next one comes a second later at the earliest.
+    // One begins a second after the one before has ended, at the earliest.
     let probes = server.requests().len() - asked;
     assert!(
         probes as u64 <= 3 + took.as_secs(),
@@ -259,7 +260,7 @@ async fn a_stalled_origin_costs_one_timeout_and_what_is_cached_is_served_stale()
     let begun = Instant::now();
     while c.get("/data/a").await.header("x-cache") != "REVALIDATED" {
         assert!(
-            begun.elapsed() < Duration::from_secs(20),
+            begun.elapsed() < Duration::from_secs(60),
             "it answers again"
         );
         tokio::time::sleep(Duration::from_millis(100)).await;

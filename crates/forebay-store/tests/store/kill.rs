@@ -131,7 +131,7 @@ fn kill_rounds(test: &str, capacity: u64, rounds: u64, must_be_there: bool) {
                 "round {round}: the child ended by itself"
             );
             assert!(
-                begin.elapsed() < Duration::from_secs(20),
+                begin.elapsed() < Duration::from_secs(60),
                 "round {round}: the child does nothing"
             );
             std::thread::sleep(Duration::from_millis(1));

@@ -167,7 +167,7 @@ fn room_that_others_take_is_given_up_and_taken_again() {
             let began = Instant::now();
             while !done() {
                 assert!(
-                    began.elapsed() < Duration::from_secs(20),
+                    began.elapsed() < Duration::from_secs(60),
                     "{what}: {:?}",
                     store.stats().dirs[0]
                 );
