@@ -26,7 +26,7 @@ CACHE = Path(
 )
 # Not us-east-1: for that, botocore signs URLs as before 2014.
 ACCESS_KEY, SECRET_KEY, REGION = "testaccess", "testsecret", "eu-central-1"
-READY_SECONDS = 30
+READY_SECONDS = 90
 SOCKETS = itertools.count()
 
 

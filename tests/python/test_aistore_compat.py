@@ -635,7 +635,7 @@ def test_an_append_left_by_its_client_is_given_up_when_the_node_stops(tmp_path):
         assert list((tmp_path / "b" / "data" / ".forebay" / "uploads").iterdir())
         assert handle
     finally:
-        assert node.stop() == 0
+        assert node.stop(patience=60) == 0
     assert not list((tmp_path / "b" / "data" / ".forebay" / "uploads").iterdir())
     assert "never flushed" in node.log.read_text()
 

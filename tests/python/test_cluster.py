@@ -261,7 +261,7 @@ def test_a_node_stops_in_order_though_etcd_does_not_answer(cluster, etcd):
     eventually(lambda: metric(node, "forebay_cluster_lease_seconds") > 0, "it has a lease")
     etcd.process.send_signal(signal.SIGSTOP)
     try:
-        assert cluster.nodes.pop("a").stop() == 0
+        assert cluster.nodes.pop("a").stop(patience=60) == 0
     finally:
         etcd.process.send_signal(signal.SIGCONT)
 

@@ -951,7 +951,7 @@ def test_policies_change_while_the_node_runs(origin, tmp_path):
         until(lambda: node.metrics()['forebay_reloads_total{what="keys"}'] > done)
         assert may("root", "one") == 200
     finally:
-        assert node.stop() == 0
+        assert node.stop(patience=60) == 0
 
 
 def test_a_keys_file_can_be_tried_before_it_is_in_force(tmp_path):

@@ -4,6 +4,7 @@ between.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -406,7 +407,9 @@ def test_a_node_that_stops_or_dies_is_replaced_by_the_others(start, parquet, ord
         got.append((step.step, step.epoch, step.next, ids(step)))
         if len(got) == 50:
             # In passing: a receiver that does not read is waited for as long as any other.
-            stopping = threading.Thread(target=lambda: codes.append(nodes[0].stop(signal.SIGTERM)))
+            # It has 30 s for answers in flight.
+            stop = functools.partial(nodes[0].stop, patience=25)
+            stopping = threading.Thread(target=lambda: codes.append(stop()))
             stopping.start()
         if len(got) == 150:
             nodes[1].stop(signal.SIGKILL)

@@ -277,7 +277,7 @@ def test_certificates_change_under_load_and_no_connection_is_dropped(
         stop.set()
         for thread in threads:
             thread.join()
-        code = node.stop()
+        code = node.stop(patience=60)
     assert not failures and min(done) > 10 and code == 0
 
 

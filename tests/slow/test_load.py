@@ -86,7 +86,7 @@ def test_mixed_load_leaves_no_trace(tmp_path):
         ):
             time.sleep(0.1)
         assert node.metrics().get("forebay_memory_used_bytes", 0) == 0
-        assert node.stop() == 0
+        assert node.stop(patience=60) == 0
     finally:
         node.stop(signal.SIGKILL)
         origin.stop()
