@@ -329,7 +329,7 @@ next(begun)
 def test_a_program_may_end_in_the_middle_of_a_loop(tables):
     run = [sys.executable, "-c", UNFINISHED]
     env = {**os.environ, "FOREBAY_NODE": tables.url}
-    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
 
 

@@ -1854,7 +1854,7 @@ print(concurrent.futures.ThreadPoolExecutor(1).submit(len, "abc").result())
 
 def test_a_loop_that_is_collected_as_it_gives_work_to_its_threads_ends(ds):
     program = [sys.executable, "-c", COLLECTED, ds.name, ds.client.url]
-    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     assert said.stdout == "3\n", "and threads of others go on"
 
 
@@ -1880,7 +1880,7 @@ print("over")
 
 def test_a_pool_that_is_closed_as_it_is_given_work_keeps_nobody_waiting():
     program = [sys.executable, "-c", CLOSED]
-    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    said = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     assert said.stdout == "3\nover\n"
 
 

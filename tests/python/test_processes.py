@@ -266,7 +266,7 @@ def test_the_interpreter_ends_with_batches_under_way(node):
         print(bytes(item))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "b'1'\n", "")
 
@@ -318,7 +318,7 @@ def test_a_client_outlives_its_node(origin, tmp_path):
 def test_the_wheel_brings_the_command_line():
     for command in (["-m", "forebay", "--version"], ["-m", "forebay", "--help"]):
         done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=30
+            [sys.executable, *command], capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0 and "forebay" in done.stdout
     bad = subprocess.run(

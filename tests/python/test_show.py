@@ -257,7 +257,7 @@ def test_a_result_that_cannot_be_written_is_an_error(shown, options):
 def test_the_program_alone_says_where_the_command_is():
     code = "import sys; from forebay._forebay import cli_main; sys.exit(cli_main(sys.argv))"
     alone = [sys.executable, "-c", code, "show", "bk/table/", "--rows", "2"]
-    done = subprocess.run(alone, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "show is a command of the Python package" in done.stderr
     assert "pip install forebay" in done.stderr
 

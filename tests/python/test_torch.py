@@ -67,17 +67,17 @@ def test_views_in_samples_are_bytes(client, objects, workers):
     for of in (MapDataset, IterableDataset):
         data = of(client, NAMES[:6], bucket="train", decode=data_of)
         loader = DataLoader(
-            data, batch_size=3, num_workers=workers, timeout=30 * workers, collate_fn=list
+            data, batch_size=3, num_workers=workers, timeout=120 * workers, collate_fn=list
         )
         assert [sample["data"] for batch in loader for sample in batch] == truth
         assert all(isinstance(sample["data"], bytes) for sample in data)
-        loader = DataLoader(data, batch_size=3, num_workers=workers, timeout=30 * workers)
+        loader = DataLoader(data, batch_size=3, num_workers=workers, timeout=120 * workers)
         assert [value for batch in loader for value in batch["data"]] == truth
 
 
 def test_workers_send_items_as_bytes(client, objects):
     data = MapDataset(client, NAMES[:6], bucket="train", decode=lambda item: item)
-    loader = DataLoader(data, batch_size=3, num_workers=1, timeout=30, collate_fn=list)
+    loader = DataLoader(data, batch_size=3, num_workers=1, timeout=120, collate_fn=list)
     found = [sample for batch in loader for sample in batch]
     assert found == [objects[name] for name in NAMES[:6]]
 
@@ -124,7 +124,7 @@ class Own(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_dataset_of_ones_own_send_views(client, objects, method):
-    own = {"batch_size": None, "collate_fn": dict, "num_workers": 1, "timeout": 60}
+    own = {"batch_size": None, "collate_fn": dict, "num_workers": 1, "timeout": 240}
     data = DataLoader(Own(client, NAMES[:3], "views"), **own, multiprocessing_context=method)
     assert list(data) == [{"views": [objects[name]]} for name in NAMES[:3]]
 
@@ -134,7 +134,7 @@ def as_it_is(sample):
 
 
 def test_what_workers_cannot_send_fails_the_loop(client, objects):
-    own = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1, "timeout": 60}
+    own = {"batch_size": None, "collate_fn": as_it_is, "num_workers": 1, "timeout": 240}
     taken = iter(DataLoader(Own(client, [NAMES[0], "none", NAMES[1]], "items"), **own))
     assert next(taken) == objects[NAMES[0]]
     with pytest.raises(forebay.EntryFailed, match="none"):
@@ -411,7 +411,7 @@ def test_the_rank_comes_from_torch_distributed(node, tmp_path):
     ]
     for p in ranks:
         p.start()
-    got = dict(out.get(timeout=90) for _ in ranks)
+    got = dict(out.get(timeout=300) for _ in ranks)
     for p in ranks:
         p.join(30)
     assert got == {0: list(range(0, 200, 2)), 1: list(range(1, 200, 2))}

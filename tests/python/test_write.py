@@ -2065,5 +2065,5 @@ def test_the_command_is_in_the_help_and_the_program_alone_says_where_it_is(node)
     assert "--shard-rows" in reshard(node, "reshard", "--help").stdout
     code = "import sys; from forebay._forebay import cli_main; sys.exit(cli_main(sys.argv))"
     alone = [sys.executable, "-c", code, "reshard", "a/", "b/", "--format", "tar"]
-    done = subprocess.run(alone, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(alone, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "pip install forebay" in done.stderr
