@@ -31,7 +31,7 @@ from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps, plain_state
 from ._words import counted
 from .errors import InvalidRequest, SampleFailed
-from .pack import READ_ROWS, READ_ROWS_MAX, Pack, refuse_padding
+from .pack import READ_ROWS, READ_ROWS_MAX, READ_ROWS_STREAM, Pack, refuse_padding
 from .rows import Rows
 from .stats import Meter
 
@@ -944,9 +944,10 @@ def fetcher(
     """What brings the packs of the steps ``first``, ``first + stride``, …"""
     o, start, order = loader.options, plain(state), loader.order
     lengths = None if o.stream else loader.lengths_of_documents()
-    # A stream cannot ask for less where an answer would be too large.
-    each = 0.0 if o.stream else max(map(_row_bytes, loader.datasets))
-    rows = pack.rows_at_a_time(each)
+    rows = pack.rows_at_a_time(max(map(_row_bytes, loader.datasets)))
+    if o.stream and pack.strategy != "best_fit":
+        # A stream cannot ask for less where an answer would be too large.
+        rows = min(rows, READ_ROWS_STREAM)
     if lengths is not None and pack.strategy != "best_fit":
         # Of which each reader has a part.
         rows = min(rows * loader.place.world_size * stride, READ_ROWS_MAX)

@@ -38,10 +38,11 @@ EMPTY_LISTS = r"(?:large_?)?list[(<](?:\w+: )?null[,)>]"
 LENGTH_MAX = (1 << 31) - 1
 WINDOW_MAX = 1 << 20
 #: Rows that are read at a time where packs need no window, at the least; up to the next number of
-#: them where they have no more than so many bytes together; and the most, of which each rank reads
-#: its part.
+#: them where they have no more than so many bytes together, of a stream up to fewer; and the most,
+#: of which each rank reads its part.
 READ_ROWS = 256
 READ_ROWS_MOST = 2048
+READ_ROWS_STREAM = 1024
 READ_BYTES = 4 << 20
 READ_ROWS_MAX = 1 << 14
 
