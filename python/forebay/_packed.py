@@ -565,7 +565,7 @@ class LeftOut:
 
 
 class Deal:
-    """The steps of one rank, from a state on: like :class:`Steps`, but forwards only.
+    """The steps of one rank, from a state on, forwards only.
 
     ``mine`` says which steps somebody wants the pieces of. What it knows is replaced all at once,
     so that Ctrl-C in the middle loses no step.
@@ -591,19 +591,20 @@ class Deal:
         self._now: tuple[Hand, tuple[PackStep, ...], int] = (hand, (), 0)
         self._owned: tuple[Window, np.ndarray]
 
-    def step(self, number: int) -> PackStep | None:
-        """The step of this number; None past the end. Those before it are gone."""
-        while True:
-            hand, ready, window = self._now
-            for at, step in enumerate(ready):
-                if step.step == number:
-                    self._now = (hand, ready[at:], window)
-                    return step
-            found = self._windows.at(window)
-            if found is None:
-                return None
-            later, steps = self._deal(hand, found)
-            self._now = (later, tuple(s for s in steps if s.step >= number), window + 1)
+    def window(self, number: int) -> tuple[PackStep, ...] | None:
+        """The steps that a window completes; None past the end. Windows are asked for one after the
+        other, and the last one any number of times.
+        """
+        hand, steps, at = self._now
+        if at == number + 1:
+            return steps
+        found = self._windows.at(number)
+        if found is None:
+            return None
+        assert at == number, f"{number} was asked for, and {at} is next"
+        later, made = self._deal(hand, found)
+        self._now = (later, tuple(made), number + 1)
+        return self._now[1]
 
     def own(self, number: int) -> tuple[Window, np.ndarray]:
         """A window, and the rows of it whose tokens this rank may need. Windows are asked for one
@@ -791,6 +792,10 @@ class Packed:
         return self.step.real
 
 
+#: Batches of so many tokens are filled by the loop itself.
+SMALL_TOKENS = 1 << 18
+
+
 @dataclass
 class Packing(Recipe):
     """Makes a batch of packs from :class:`Packed`."""
@@ -801,11 +806,9 @@ class Packing(Recipe):
 
     @property
     def works(self) -> bool:
-        return True
-
-    @property
-    def is_short(self) -> bool:
-        return self.collate is None and not self.pin
+        # To fill a small batch takes less time than to have it filled by another thread.
+        is_small = self.batch * self.rules.length <= SMALL_TOKENS
+        return not is_small or self.collate is not None or self.pin or self.output == "jax"
 
     def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
         parts = []
@@ -884,18 +887,64 @@ def _dtype(loader: Loader[Any], pack: Pack) -> np.dtype:
     return pack.dtype_of([d.schema[pack.column] for d in loader.datasets])
 
 
-class OfWindows:
-    """Steps of packs from windows that are read whole."""
+#: Of steps that are passed on together, nobody asks for one.
+NO_STEP = Step(0, 0, np.empty(0, np.uint64), None, 0, {})
 
-    def __init__(self, deal: Deal, windows: Read, first: int, stride: int) -> None:
-        self._deal, self._windows, self._first, self._stride = deal, windows, first, stride
+
+class Dealing:
+    """The steps of one window after the other."""
+
+    def __init__(self, deal: Deal, windows: Read) -> None:
+        self._deal, self._windows = deal, windows
 
     def at(self, index: int) -> Fetched | None:
-        step = self._deal.step(self._first + index * self._stride)
-        return None if step is None else Fetched(step, cast(Rows, Packed(step)))
+        steps = self._deal.window(index)
+        return None if steps is None else Fetched(NO_STEP, cast(Rows, steps))
 
     def close(self) -> None:
         self._windows.close()
+
+
+class AsDealt(Recipe):
+    """Passes the steps of a window on."""
+
+    @property
+    def works(self) -> bool:
+        return True
+
+    @property
+    def is_short(self) -> bool:
+        return True
+
+    def finish(self, rows: Any, samples: list[Any] | None, real: int) -> Any:
+        return rows
+
+
+class OfWindows:
+    """Steps of packs, one by one. A thread deals the next window meanwhile: whoever takes a step
+    waits for another thread once for each window.
+    """
+
+    def __init__(self, dealt: Pipeline, first: int, stride: int) -> None:
+        self._dealt, self._first, self._stride = dealt, first, stride
+        # What is left of the last window, and how many windows were taken.
+        self._now: tuple[tuple[PackStep, ...], int] = ((), 0)
+
+    def at(self, index: int) -> Fetched | None:
+        number = self._first + index * self._stride
+        while True:
+            steps, window = self._now
+            for at, step in enumerate(steps):
+                if step.step == number:
+                    self._now = (steps[at:], window)
+                    return Fetched(step, cast(Rows, Packed(step)))
+            made = self._dealt.at(window)
+            if made is None:
+                return None
+            self._now = (tuple(s for s in made.batch if s.step >= number), window + 1)
+
+    def close(self) -> None:
+        self._dealt.close()
 
 
 class OfOwnRows(Pull):
@@ -986,9 +1035,12 @@ def fetcher(
     dtype = _dtype(loader, pack)
     signed = dtype.kind == "i" or o.output == "torch"
     recipe = Tokenizing(nothing, "raise", loader._name, rules=pack, dtype=dtype, signed=signed)
-    inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2), Inner(meter))
+    # One more window is dealt already.
+    inner = Pipeline(source, recipe, threads, max(1, o.prefetch // 2 - 1), Inner(meter))
     read = Read(inner, own, loader._name)
-    return OfWindows(Deal(loader, pack, read, state, mine), read, first, stride)
+    dealing = Dealing(Deal(loader, pack, read, state, mine), read)
+    as_dealt = AsDealt([], "raise", loader._name)
+    return OfWindows(Pipeline(dealing, as_dealt, threads, 1, Inner(meter)), first, stride)
 
 
 def pipeline(
