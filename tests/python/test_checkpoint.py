@@ -461,6 +461,23 @@ def test_a_wait_ends_though_the_node_does_not_answer(monkeypatch):
             assert time.monotonic() - began < 10
 
 
+def test_a_wait_needs_no_thread(monkeypatch):
+    start = threading.Thread.start
+
+    def scarce(thread):
+        """As in atexit, since Python 3.12."""
+        if thread.name == "forebay-wait":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = forebay.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1)
+        saved = ckpt.Checkpoint(client, "s3://runs/silent", "0123456789abcdef")
+        with pytest.raises(forebay.Timeout, match="did not answer"):
+            saved.wait(0)
+
+
 def test_the_room_that_is_asked_for_is_that_of_each_storage_once():
     from forebay.checkpoint import _formats
 

@@ -207,7 +207,12 @@ def _within(seconds: float, look: Callable[[], T], name: str) -> T:
         else:
             done.set_result(found)
 
-    threading.Thread(target=run, name="forebay-wait", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="forebay-wait", daemon=True).start()
+    except RuntimeError:
+        # The system gives no more threads, or the interpreter is ending, as in atexit: here it is
+        # asked all the same, and the client's ``timeout`` ends it.
+        return look()
     wait([done], seconds)
     if not done.done():
         raise Timeout(
