@@ -768,12 +768,7 @@ class _Writing:
                 # Nobody writes there: the bucket has another reason, such as a file of that name.
                 if isinstance(e, NotFound):
                     raise
-                raise Conflict(
-                    f"nothing can be written to {self.target}: {e.message}",
-                    hint="write to another prefix",
-                    status=e.status,
-                    request_id=e.request_id,
-                ) from e
+                raise not_writable(self.target, e) from e
             if found is None or _object_of(found[0]).get("writer") != claim["writer"]:
                 raise self._lost() from e
             self.claim_etag = found[1]
@@ -1021,6 +1016,16 @@ def check_empty(client: Client, bucket: str, prefix: str) -> None:
             f"{bucket}/{prefix} is not empty: it holds {other.name}",
             hint="write to a prefix below which nothing is",
         )
+
+
+def not_writable(target: str, e: Error) -> Conflict:
+    """The error where a claim is refused at a target where nobody writes."""
+    return Conflict(
+        f"nothing can be written to {target}: {e.message}",
+        hint="write to another prefix",
+        status=e.status,
+        request_id=e.request_id,
+    )
 
 
 def make_claim(

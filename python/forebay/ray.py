@@ -75,6 +75,7 @@ from ._write import (
     chosen,
     make_claim,
     manifest_of,
+    not_writable,
     refuse_maps,
     split_target,
     this_writer,
@@ -432,10 +433,22 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
                 if (there.get("of"), there.get("state")) == (self.write_id, state):
                     self.claim_etag = found.etag
                     return
-            raise Conflict(
-                f"another process writes {self.bucket}/{self.prefix}",
-                hint="one job writes to a target; remove what one left that was given up",
-            ) from e
+                raise self._another() from e
+            if if_match is None and not self._is_written():
+                # Nobody writes there: the bucket has another reason, such as a file of that name.
+                if isinstance(e, NotFound):
+                    raise
+                raise not_writable(f"{self.bucket}/{self.prefix}", e) from e
+            raise self._another() from e
+
+    def _another(self) -> Conflict:
+        return Conflict(
+            f"another process writes {self.bucket}/{self.prefix}",
+            hint="one job writes to a target; remove what one left that was given up",
+        )
+
+    def _is_written(self) -> bool:
+        return _patiently(self.client, partial(self.client.exists, self._object(MANIFEST)))
 
     def _is_over(self) -> bool:
         """Whether the claim is not that of this write any more, or says that it has all shards."""
@@ -580,8 +593,7 @@ class ForebayDatasink(Datasink[list[dict[str, Any]]]):
         if not self.claimed:
             return
         try:
-            manifest = partial(self.client.exists, self._object(MANIFEST))
-            if MANIFEST in self.ends and _patiently(self.client, manifest):
+            if MANIFEST in self.ends and self._is_written():
                 return
             # Tasks that are still at work see it, and remove their shards themselves.
             self._claim("given up", self.claim_etag)

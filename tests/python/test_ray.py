@@ -420,6 +420,34 @@ def test_what_a_driver_left_that_was_killed_is_told(node):
     sink.on_write_failed(ValueError("as asked"))
 
 
+def test_a_target_that_the_bucket_refuses_is_not_written_by_another_process(node):
+    class Refuses:
+        """As a bucket that keeps objects as files, where one is called as the target."""
+
+        def __init__(self, client):
+            self.client, self.timeout = client, client.timeout
+
+        def __getattr__(self, name):
+            return getattr(self.client, name)
+
+        def put(self, where, *arguments, **options):
+            raise forebay.PreconditionFailed("parent is an object", status=412)
+
+    client = forebay.Client(node.url)
+    sink = forebay.ray.ForebayDatasink("bucket/refused/", client=client)
+    sink.client = Refuses(client)
+    with pytest.raises(forebay.Conflict, match="nothing can be written to bucket/refused/") as e:
+        sink.on_write_start()
+    assert "parent is an object" in e.value.message and e.value.status == 412
+    # Where another job is at work, or has ended, it is that.
+    other = begun(client, "refused")
+    with pytest.raises(forebay.Conflict, match="another process writes"):
+        sink._claim("begun", None)
+    complete(other, task(other, 0, numbers(1)))
+    with pytest.raises(forebay.Conflict, match="another process writes"):
+        sink._claim("begun", None)
+
+
 def test_blocks_without_values_of_a_column_have_the_type_of_the_others(node):
     client = forebay.Client(node.url)
     said = pa.field("said", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
