@@ -1761,18 +1761,18 @@ def test_a_node_that_goes_away_for_a_while_costs_only_time(origin, put, scratch,
 
 
 def test_shards_that_take_long_to_make_are_written(origin, put, scratch, tmp_path, monkeypatch):
-    """A node gives up uploads that are silent for a minute, or here for a second."""
+    """A node gives up uploads that are silent for a minute, or here for three seconds."""
     from forebay import _write
 
     put("in/0.parquet", parquet(table(ROWS, 10_000, 20_000)))
-    short = ["--set", "limits.body_timeout=1s"]
+    short = ["--set", "limits.body_timeout=3s"]
     node = Node(origin.url, ["scratch"], tmp_path / "node", options=short)
     each_row, is_slow = _encode._each_row, threading.Event()
 
     def slowly(batches, shard, *how):
         for row in each_row(batches, shard, *how):
             if shard.rows == ROWS and shard.at == 450 and is_slow.is_set():
-                time.sleep(2.5)
+                time.sleep(5)
                 if format == "tar":
                     is_slow.clear()
             yield row
@@ -1794,7 +1794,7 @@ def test_shards_that_take_long_to_make_are_written(origin, put, scratch, tmp_pat
         format = "tar"  # In its middle, once, as when the bucket does not answer for a while.
         with pytest.raises(forebay.InvalidRequest, match="silent"):
             write(format, 20)
-        monkeypatch.setattr(_write, "SILENT_SECONDS", 2.0)
+        monkeypatch.setattr(_write, "SILENT_SECONDS", 4.0)
         done = write(format, 20)
         assert not is_slow.is_set() and done.rows == ROWS
         assert len(forebay.open(done.source, url=node.url)) == ROWS
