@@ -67,7 +67,8 @@ def test_a_process_that_may_start_no_threads_is_told_so():
         except forebay.Error as e:
             print(e)
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
     assert "cannot start the client's threads" in done.stdout, done.stderr
     assert "ulimit -u" in done.stdout
 
@@ -96,7 +97,7 @@ def test_a_loop_goes_on_with_the_threads_that_there_are(tables, monkeypatch):
 
 
 def in_fork(work) -> int:
-    """The exit status of `work` in a forked child; it has ten seconds."""
+    """The exit status of `work` in a forked child; it has a minute."""
     pid = os.fork()
     if pid == 0:
         status = 1
