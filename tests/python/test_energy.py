@@ -723,7 +723,7 @@ def test_a_loader_measures_the_board_from_its_first_batch_on(tables, bmc):
     assert (board["source"], board["domain"]) == ("ipmi", "board")
     # Ten batches of 0.3 s; the first and the last sample are 0.1 s from the ends of the loop, and
     # further on a busy machine.
-    assert board["joules"] > 0.7 * 213
+    assert board["joules"] > 1.8 * 213
 
 
 def test_a_node_measures_its_board(bmc, tmp_path):
