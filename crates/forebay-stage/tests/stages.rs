@@ -1282,7 +1282,8 @@ async fn nothing_is_staged_later_because_the_origin_hangs() {
     let mut ids = Vec::new();
     for name in names {
         let began = std::time::Instant::now();
-        let id = run.begin(name, true).await.unwrap();
+        let begun = tokio::time::timeout(PATIENCE, run.begin(name, true)).await;
+        let id = begun.unwrap().unwrap();
         run.put(name, &id, "data", b"data").await.unwrap();
         begins.push(began.elapsed());
         ids.push(id);
@@ -1290,8 +1291,9 @@ async fn nothing_is_staged_later_because_the_origin_hangs() {
     // Whoever stages for so long does not wait at the commit, and whoever does not waits no longer.
     tokio::time::sleep(Duration::from_secs(2)).await;
     for (name, id) in names.iter().zip(&ids) {
-        let began = std::time::Instant::now();
-        run.commit(name, id, &[("data", 4)]).await.unwrap();
+        let (began, files) = (std::time::Instant::now(), [("data", 4)]);
+        let committed = tokio::time::timeout(PATIENCE, run.commit(name, id, &files)).await;
+        committed.unwrap().unwrap();
         commits.push(began.elapsed());
     }
     for took in [begins, commits] {
@@ -1323,7 +1325,9 @@ async fn a_checkpoint_can_be_given_up_while_its_commit_waits_for_the_origin() {
             (left, began.elapsed())
         };
         let files = [("data", 4)];
-        let (committed, (left, after)) = tokio::join!(run.commit(name, &id, &files), leaves);
+        let commit = tokio::time::timeout(PATIENCE, run.commit(name, &id, &files));
+        let (committed, (left, after)) = tokio::join!(commit, leaves);
+        let committed = committed.expect("a commit does not wait for the origin for ever");
         // A commit waits until two seconds after the beginning, and it may be later than that already.
         was_in_time = after < Duration::from_secs(2);
         if was_in_time {
