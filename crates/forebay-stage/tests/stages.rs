@@ -2291,7 +2291,7 @@ async fn an_upload_that_is_being_begun_when_another_file_fails_is_gone_on_with()
 }
 
 #[tokio::test]
-async fn uploads_are_begun_only_for_what_can_be_sent_and_noted() {
+async fn uploads_that_cannot_be_sent_or_noted_are_not_left() {
     let mut site = Site::new(256 << 20);
     // One that goes out early may have begun before the file is lost.
     site.config.send_early = false;
