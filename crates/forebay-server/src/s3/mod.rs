@@ -740,7 +740,11 @@ mod tests {
             let answer = front.serving.serve(verified).await.unwrap();
             let (status, mut body) = (answer.status(), Box::pin(answer.into_body()));
             let mut document = String::new();
-            while let Some(frame) = body.frame().await {
+            let patience = Duration::from_secs(60);
+            while let Some(frame) = tokio::time::timeout(patience, body.frame())
+                .await
+                .expect("the space comes, and then the answer")
+            {
                 let bytes = frame.unwrap().into_data().unwrap();
                 document.push_str(std::str::from_utf8(&bytes).unwrap());
                 if document.contains("?>\n ") {
