@@ -806,7 +806,8 @@ class Packing(Recipe):
 
     @property
     def works(self) -> bool:
-        # To fill a small batch takes less time than to have it filled by another thread.
+        # To fill a small batch takes less time than to have it filled by another thread. JAX's arrays
+        # are made in C++, which must not be in a thread that nobody waits for at the exit.
         is_small = self.batch * self.rules.length <= SMALL_TOKENS
         return not is_small or self.collate is not None or self.pin or self.output == "jax"
 

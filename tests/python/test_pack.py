@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import random
+import threading
 import time
 
 import forebay
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from forebay import _collate
 from forebay.errors import InvalidRequest, SampleFailed
 from forebay.torch import Resumable, state_of
 from servers import Node
@@ -809,6 +811,22 @@ def test_collate_and_jax(ds):
     jax = pytest.importorskip("jax")
     batch = next(iter(ds.loader(pack=forebay.Pack(16), batch_size=2, output="jax")))
     assert isinstance(batch["tokens"], jax.Array) and batch["max_seqlen"] > 0
+
+
+def test_the_interpreter_waits_for_the_threads_that_make_arrays_of_jax(ds, monkeypatch):
+    """One that goes on while it ends is thrown out of JAX's C++ code, which aborts the process."""
+    pytest.importorskip("jax")
+    to_jax, names = _collate.to_jax, set()
+
+    def made(*of):
+        names.add(threading.current_thread().name)
+        return to_jax(*of)
+
+    monkeypatch.setattr(_collate, "to_jax", made)
+    loader = ds.loader(pack=forebay.Pack(16), batch_size=2, output="jax", threads=2)
+    assert len(list(itertools.islice(loader, 3))) == 3
+    # Those of a pool.
+    assert names and all(name.startswith("forebay-decode") for name in names)
 
 
 def test_composed_datasets_are_packed(ds, pair):
