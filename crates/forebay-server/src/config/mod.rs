@@ -149,8 +149,9 @@ section! {
     /// Memory for buffers.
     Memory {
         /// One budget for the buffers of fills, batches and uploads; work that does not fit is
-        /// refused with 429, or 503 by S3. Default: a sixteenth of the machine's memory, at most
-        /// 16 GiB; where that is less than 1 GiB: 1 GiB, or a quarter of the machine's memory.
+        /// refused with 429, or 503 by S3. Default: a sixteenth of the machine's memory, or of the
+        /// limit of its control group if that is less, at most 16 GiB; where that is less than
+        /// 1 GiB: 1 GiB, or a quarter of this memory.
         budget: Option<Bytes> = None,
     }
 }
