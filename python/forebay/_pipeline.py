@@ -1,8 +1,9 @@
 """From steps to batches: fetched, decoded, and handed out in order.
 
 Without threads, the loop itself decodes what was fetched. With threads, one more takes what arrives
-and gives it to the pool, at most ``ahead`` batches before the loop; so memory is bounded by the
-batches in flight (``prefetch``), those being made (``ahead``) and the one in the loop's hands.
+and gives it to the pool, or makes the batch itself where that takes less time, at most ``ahead``
+batches before the loop; so memory is bounded by the batches in flight (``prefetch``), those being
+made (``ahead``) and the one in the loop's hands.
 """
 
 from __future__ import annotations
