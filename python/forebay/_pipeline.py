@@ -61,7 +61,8 @@ class Pipeline:
         try:
             return self._at(index)
         except BaseException as e:
-            if isinstance(e, Exception) or (self._belt is not None and self._belt.has_failed(e)):
+            belt = self._belt
+            if isinstance(e, Exception) if belt is None else belt.has_failed(e):
                 # Its traceback leads to whoever asks, and from there to this. What is not closed is
                 # known until the process ends, and if it has the failure, so is all of that.
                 self._failure = e
@@ -198,7 +199,9 @@ class _Belt:
         return Made(fetched.step, batch, job.skipped)
 
     def has_failed(self, failure: BaseException) -> bool:
-        """Whether this is why a batch could not be made, and not Ctrl-C while it was waited for."""
+        """Whether this is why a batch could not be made, and not what a signal handler raised while
+        it was waited for, as Ctrl-C.
+        """
         with self._lock:
             return any(
                 entry[1].has_failed(failure) if isinstance(entry, tuple) else entry is failure

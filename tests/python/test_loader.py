@@ -419,6 +419,33 @@ def test_a_loop_that_fails_leaves_no_thread(ds, how, error):
     assert threading.active_count() <= before
 
 
+def test_what_a_signal_handler_raises_ends_no_iteration(ds):
+    """A limit of the time that a batch may take, for example."""
+
+    class Late(Exception):
+        pass
+
+    def late(*_):
+        raise Late
+
+    waits = threading.Event()
+
+    def decode(row):
+        assert waits.wait(60)
+        return int(row["id"])
+
+    batches = iter(ds.loader(10, threads=2, decode=decode).torch())
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(Late):
+            next(batches)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        waits.set()
+    assert len(next(batches)) == 10
+
+
 @pytest.mark.parametrize("progress", [None, True])
 def test_a_loop_with_a_progress_line_is_dropped_when_it_is_left(ds, capsys, progress):
     import gc
