@@ -10,10 +10,11 @@ behind a proxy that delays, and nothing is on this machine yet. *Warm*: it was r
 `datasets`, which keeps nothing, it lies in local files. Grain reads local files only.
 
 Each line is a process of its own. *First s* counts from the import of the library to its first
-batch; the rate is that of the batches after it, until half of an epoch is over or the time is. Then
-the state is saved, and *resume s* is what another process needs from the import to the next batch,
-with caches as they were at the beginning of the line. Memory is that of the process, which is the
-worker here; Forebay's node is told beside it.
+batch; the rate is that of the batches after it, until half of an epoch is over or the time is. Warm,
+that would be a tenth of a second, so epochs follow each other for two. Then the state is saved, and
+*resume s* is what another process needs from the import to the next batch, with caches as they were
+at the beginning of the line. Memory is that of the process, which is the worker here; Forebay's node
+is told beside it.
 """
 
 from __future__ import annotations
@@ -244,7 +245,8 @@ def run(cell: dict) -> dict:
         state_of = state_now
         count, padding = count + tokens.size - empty, padding + empty
         now = time.monotonic()
-        if count >= cell["half"] or now - first > cell["seconds"]:
+        took = now - first
+        if took > cell["seconds"] or (count >= cell["half"] and took >= cell.get("least", 0.0)):
             break
     seconds = time.monotonic() - first
     figures = {
@@ -368,6 +370,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="packs of a batch")
     parser.add_argument("--rtt", type=float, default=30.0, help="to the origin, milliseconds")
     parser.add_argument("--seconds", type=float, default=10.0, help="the longest window of a line")
+    parser.add_argument(
+        "--warm-seconds", type=float, default=2.0, help="the shortest window of a warm line"
+    )
     parser.add_argument("--rivals", nargs="*", default=list(TITLES), choices=list(TITLES))
     parser.add_argument(
         "--mosaicml-python",
@@ -437,6 +442,7 @@ def main() -> None:
                 """Reads, then resumes, each with caches as `fresh` makes or leaves them."""
                 before = far.moved()
                 cell = {**common, "way": way, "endpoint": far.url, "resume": False, **fresh()}
+                cell["least"] = args.warm_seconds if cell["warm"] else 0.0
                 row = cells.Cell(__file__, cell, python_of(way)).figures(LIMIT_SECONDS)
                 moved = far.moved()["bytes_to_client"] - before["bytes_to_client"]
                 if row is None:
