@@ -806,8 +806,8 @@ class Packing(Recipe):
 
     @property
     def works(self) -> bool:
-        # To fill a small batch takes less time than to have it filled by another thread. JAX's arrays
-        # are made in C++, which must not be in a thread that nobody waits for at the exit.
+        # To fill a small batch takes less time than to have it filled by another thread. JAX's
+        # arrays are made in C++, and never in a thread that nobody waits for at the exit.
         is_small = self.batch * self.rules.length <= SMALL_TOKENS
         return not is_small or self.collate is not None or self.pin or self.output == "jax"
 
@@ -926,23 +926,54 @@ class OfWindows:
     waits for another thread once for each window.
     """
 
-    def __init__(self, dealt: Pipeline, first: int, stride: int) -> None:
-        self._dealt, self._first, self._stride = dealt, first, stride
-        # What is left of the last window, and how many windows were taken.
+    def __init__(
+        self,
+        dealt: Pipeline,
+        first: int,
+        stride: int,
+        after: Callable[[int], State] | None,
+    ) -> None:
+        """``after``: the state after an epoch, where what is left of it makes no step."""
+        self._dealt, self._first, self._stride, self._after = dealt, first, stride, after
+        # What is left of the windows that were taken, and how many these are.
         self._now: tuple[tuple[PackStep, ...], int] = ((), 0)
 
     def at(self, index: int) -> Fetched | None:
         number = self._first + index * self._stride
         while True:
             steps, window = self._now
-            for at, step in enumerate(steps):
-                if step.step == number:
-                    self._now = (steps[at:], window)
-                    return Fetched(step, cast(Rows, Packed(step)))
+            gone = 0
+            while gone < len(steps) and steps[gone].step < number:
+                gone += 1
+            steps = steps[gone:]
+            if steps:
+                if len(steps) == 1 and self._after is not None:
+                    steps, window = self._looked_ahead(steps[0], window, self._after)
+                self._now = (steps, window)
+                return Fetched(steps[0], cast(Rows, Packed(steps[0])))
             made = self._dealt.at(window)
             if made is None:
                 return None
-            self._now = (tuple(s for s in made.batch if s.step >= number), window + 1)
+            self._now = (made.batch, window + 1)
+
+    def _looked_ahead(
+        self, last: PackStep, window: int, after: Callable[[int], State]
+    ) -> tuple[tuple[PackStep, ...], int]:
+        """The last step of the windows before this one, which knows whether it is the last one of
+        its epoch, the steps of the windows that had to be looked at, and the one after these.
+        """
+        later: tuple[PackStep, ...] = ()
+        while not later and last.next["epoch"] == last.epoch:
+            try:
+                made = self._dealt.at(window)
+            except Exception:
+                # It is told to who asks for the step after this one.
+                break
+            if made is not None:
+                later, window = made.batch, window + 1
+            if made is None or (later and later[0].epoch != last.epoch):
+                last = replace(last, next=after(last.epoch))
+        return (last, *later), window
 
     def close(self) -> None:
         self._dealt.close()
@@ -1041,7 +1072,9 @@ def fetcher(
     read = Read(inner, own, loader._name)
     dealing = Dealing(Deal(loader, pack, read, state, mine), read)
     as_dealt = AsDealt([], "raise", loader._name)
-    return OfWindows(Pipeline(dealing, as_dealt, threads, 1, Inner(meter)), first, stride)
+    windows_dealt = Pipeline(dealing, as_dealt, threads, 1, Inner(meter))
+    ends = (lambda epoch: order.at(epoch + 1, 0)) if o.uneven == "drop" else None
+    return OfWindows(windows_dealt, first, stride, ends)
 
 
 def pipeline(

@@ -293,9 +293,16 @@ def test_a_job_goes_on_after_any_step_with_other_ranks(ds, number):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("lengths", [None, "n"])
-def test_a_state_after_the_last_step_is_in_the_next_epoch(ds, strategy, lengths):
-    """What is left makes no step, and a loop that goes on there has the next epoch."""
-    pack = forebay.Pack(30, strategy=strategy, lengths=lengths)
+@pytest.mark.parametrize("window", [1024, 42])
+def test_a_state_after_the_last_step_is_in_the_next_epoch(
+    ds, strategy, lengths, window, monkeypatch
+):
+    """What is left makes no step, and a loop that goes on there has the next epoch. It may be a
+    window of its own.
+    """
+    for name in ("READ_ROWS", "READ_ROWS_MOST"):
+        monkeypatch.setattr(forebay.pack, name, window)
+    pack = forebay.Pack(30, strategy=strategy, lengths=lengths, window=window)
     own = ds.loader(pack=pack, batch_size=7)
     states = [own.state_dict() for _ in own]
     assert states[-1]["epoch"] == 1 and all(state["epoch"] == 0 for state in states[:-1])
