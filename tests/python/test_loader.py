@@ -2058,10 +2058,10 @@ def test_a_loop_that_gets_no_more_threads_is_an_error(ds, monkeypatch):
         raise RuntimeError("can't start new thread")
 
     loader = ds.loader(10)
-    loop = iter(loader)
+    # With one that is there already, it would go on.
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        list(loop)
+        list(loader)
     monkeypatch.undo()
     assert loader.epoch == 0
 

@@ -123,19 +123,23 @@ class Fetches:
 class Makes:
     decodes_rows, is_of_many = False, False
 
+    def __init__(self, is_short):
+        self.is_short = is_short
+
     def finish(self, rows, samples, real):
         return "made"
 
 
+@pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize("takes", [False, True])
-def test_the_thread_that_makes_batches_ends_when_its_loop_is_collected_there(takes):
+def test_the_thread_that_makes_batches_ends_when_its_loop_is_collected_there(takes, is_short):
     at = 0
     while True:
         at += 1
         closes = Closes(at)
         belt = _Belt.__new__(_Belt)
         closes.close = lambda belt=belt: belt.close()
-        belt.__init__(Fetches(closes), Makes(), 1, 3, Meter())
+        belt.__init__(Fetches(closes), Makes(is_short), 1, 3, Meter())
         if takes:
             # None where it was closed by then.
             assert (made := belt.at(0)) is None or made.batch == "made"
