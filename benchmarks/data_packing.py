@@ -10,11 +10,11 @@ behind a proxy that delays, and nothing is on this machine yet. *Warm*: it was r
 `datasets`, which keeps nothing, it lies in local files. Grain reads local files only.
 
 Each line is a process of its own. *First s* counts from the import of the library to its first
-batch; the rate is that of the batches after it, until half of an epoch is over or the time is. Warm,
-that would be a tenth of a second, so epochs follow each other for two. Then the state is saved, and
-*resume s* is what another process needs from the import to the next batch, with caches as they were
-at the beginning of the line. Memory is that of the process, which is the worker here; Forebay's node
-is told beside it.
+batch; the rate is that of the batches after it, until half of an epoch is over or the time is.
+Warm, that would be a tenth of a second, so epochs follow each other for two. Then the state is
+saved, and *resume s* is what another process needs from the import to the next batch, with caches
+as they were at the beginning of the line. Memory is that of the process, which is the worker here;
+Forebay's node is told beside it.
 """
 
 from __future__ import annotations
