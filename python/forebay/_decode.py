@@ -300,7 +300,7 @@ class Job:
             self._done.add_done_callback(lambda _: call())
 
     def has_failed(self, failure: BaseException) -> bool:
-        """Whether this is why there is no batch."""
+        """Whether making the batch raised this very error."""
         if self._done is None:
             return self._made[1] is failure
         return self._done.done() and self._done.exception() is failure

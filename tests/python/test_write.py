@@ -926,7 +926,7 @@ def test_a_target_among_the_sources_is_refused(source, scratch, client, fetch):
 def test_a_target_that_the_bucket_refuses_is_not_written_by_another_process(source, put, fetch):
     # This S3 server keeps objects as files, which cannot be directories too.
     with pytest.raises(forebay.Conflict) as refused:
-        source.write(put("file", b"is no prefix"))
+        source.write(put("file", b"one object"))
     assert "another process" not in str(refused.value)
     assert "/file/" in refused.value.message and "another prefix" in refused.value.hint
     assert fetch("file/") == {}
