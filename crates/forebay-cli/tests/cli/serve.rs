@@ -532,18 +532,23 @@ fn the_log_and_the_metrics_say_who_asked() {
     assert!(answer.contains("\"caller\":\"nightly\""), "{answer}");
 }
 
+/// `forebay serve`, started by a shell that has set this limit.
+fn limited(limit: &str, config: &std::path::Path) -> std::process::Command {
+    let mut serve = std::process::Command::new("sh");
+    let line = format!(
+        "ulimit {limit}; exec {} serve --json --config {}",
+        binary().display(),
+        config.display()
+    );
+    serve.args(["-c", &line]);
+    serve
+}
+
 #[test]
 fn a_limit_on_the_size_of_files_is_a_disk_that_refuses_writes() {
     let (dir, file) = configured("");
-    let mut serve = std::process::Command::new("sh");
     // In blocks of 512 bytes, or of 1,024.
-    let line = format!(
-        "ulimit -f 64; exec {} serve --json --config {}",
-        binary().display(),
-        file.display()
-    );
-    serve.args(["-c", &line]);
-    let mut node = Node::start_as(dir, serve);
+    let mut node = Node::start_as(dir, limited("-f 64", &file));
     let body = vec![7u8; 3 << 20];
     node.seed("x", &body);
     for _ in 0..2 {
@@ -557,14 +562,7 @@ fn a_limit_on_the_size_of_files_is_a_disk_that_refuses_writes() {
 #[test]
 fn with_few_files_the_node_takes_fewer_connections_and_goes_on_working() {
     let (dir, file) = configured("");
-    let mut serve = std::process::Command::new("sh");
-    let line = format!(
-        "ulimit -n 256; exec {} serve --json --config {}",
-        binary().display(),
-        file.display()
-    );
-    serve.args(["-c", &line]);
-    let node = Node::start_as(dir, serve);
+    let node = Node::start_as(dir, limited("-n 256", &file));
     node.seed("x", b"12345");
     let ask = |stream: &mut TcpStream| {
         stream
