@@ -340,7 +340,7 @@ impl Rows {
             && !any_has(&schema, &is_compound);
         let put_together = move || -> Result<_> {
             let batches = place(&read, &mut picks);
-            let (batch, keeps) = match slice(&batches, &picks) {
+            let (batch, keeps) = match slice(&schema, &batches, &picks)? {
                 Some(slice) => (slice, true),
                 None => (copy(&schema, &batches, &picks)?, any_has(&schema, &is_view)),
             };
@@ -828,6 +828,9 @@ impl Rows {
         let mut read = file
             .reader
             .read_for(block as usize, wanted.clone(), &keys.schema)?;
+        if room.whole.is_some() && is_as_held(file.reader.index().schema(), &keys.schema) {
+            read.let_views();
+        }
         loop {
             let (rows, of, schema) = (self.clone(), file.clone(), keys.schema.clone());
             let asked = wanted.clone();
@@ -1184,7 +1187,15 @@ fn finish(read: BlockRead, schema: &SchemaRef, row_of: impl Fn(usize) -> u64) ->
         pieces.push(conform(batch, schema, |n| row_of(before + n))?);
         before += rows;
     }
-    Ok(Step::Done(Pieces::new(pieces)?))
+    Ok(Step::Done(Pieces::new(pieces, schema.clone())?))
+}
+
+/// Whether a file has all columns, in the types of the dataset.
+fn is_as_held(of_file: &SchemaRef, schema: &SchemaRef) -> bool {
+    schema.fields().iter().all(|field| {
+        let held = of_file.field_with_name(field.name());
+        held.is_ok_and(|held| held.data_type() == field.data_type())
+    })
 }
 
 /// The size of a block in its file, or in the file's unpacked form.

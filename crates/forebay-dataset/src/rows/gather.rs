@@ -1,23 +1,108 @@
 //! Puts rows of several batches into the requested order.
 
 use arrow_array::{
-    Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
+    Array, ArrayRef, GenericByteArray, GenericByteViewArray, OffsetSizeTrait, RecordBatch,
+    RecordBatchOptions,
+    builder::GenericByteBuilder,
+    cast::AsArray,
+    types::{
+        BinaryType, BinaryViewType, ByteArrayType, ByteViewType, LargeBinaryType, LargeUtf8Type,
+        StringViewType, Utf8Type,
+    },
 };
-use arrow_schema::{DataType, Schema, SchemaRef};
+use arrow_buffer::ArrowNativeType;
+use arrow_schema::{DataType, Fields, Schema, SchemaRef};
 use arrow_select::interleave::interleave;
 use forebay_core::{Error, ErrorKind, Result};
 use forebay_format::tabular::{cast, nulls};
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 /// One wanted row: its batch, and its row there.
 pub(super) type Pick = (usize, usize);
 
-/// The rows of `picks` as a slice of a batch, not a copy, if they follow each other in it.
-pub(super) fn slice(parts: &[&RecordBatch], picks: &[Pick]) -> Option<RecordBatch> {
-    let &(part, first) = picks.first()?;
+/// Whether a block may hold values of the type `wanted` as views of what they were unpacked to.
+fn is_viewed(held: &DataType, wanted: &DataType) -> bool {
+    use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Utf8, Utf8View};
+    matches!(
+        (held, wanted),
+        (Utf8View, Utf8 | LargeUtf8) | (BinaryView, Binary | LargeBinary)
+    )
+}
+
+/// The rows of `picks` as a slice of a batch, not a copy, if they follow each other in it. What it
+/// holds as views is copied.
+pub(super) fn slice(
+    schema: &SchemaRef,
+    parts: &[&RecordBatch],
+    picks: &[Pick],
+) -> Result<Option<RecordBatch>> {
+    let Some(&(part, first)) = picks.first() else {
+        return Ok(None);
+    };
     let expected = (first..).map(|row| (part, row));
-    let one_run = picks.iter().copied().zip(expected).all(|(a, b)| a == b);
-    one_run.then(|| parts[part].slice(first, picks.len()))
+    if picks.iter().copied().zip(expected).any(|(a, b)| a != b) {
+        return Ok(None);
+    }
+    let held = parts[part].slice(first, picks.len());
+    let columns = held.columns().iter().zip(schema.fields());
+    if columns
+        .clone()
+        .all(|(c, field)| !is_viewed(c.data_type(), field.data_type()))
+    {
+        return Ok(Some(held));
+    }
+    let all: Vec<Pick> = (0..picks.len()).map(|row| (0, row)).collect();
+    let columns = columns.map(|(column, field)| {
+        let copied = gathered(field.data_type(), &[column], &all);
+        copied.unwrap_or_else(|| column.clone())
+    });
+    batch_of(schema, columns.collect(), picks.len()).map(Some)
+}
+
+/// A copy of the values of `picks`, of arrays some of which have views of values of the type
+/// `wanted`; `None`: none does.
+fn gathered(wanted: &DataType, arrays: &[&dyn Array], picks: &[Pick]) -> Option<ArrayRef> {
+    if !arrays.iter().any(|a| is_viewed(a.data_type(), wanted)) {
+        return None;
+    }
+    Some(match wanted {
+        DataType::Utf8 => gather::<Utf8Type, StringViewType>(arrays, picks),
+        DataType::LargeUtf8 => gather::<LargeUtf8Type, StringViewType>(arrays, picks),
+        DataType::Binary => gather::<BinaryType, BinaryViewType>(arrays, picks),
+        _ => gather::<LargeBinaryType, BinaryViewType>(arrays, picks),
+    })
+}
+
+/// Values of several arrays in this order, all of a type or views of it.
+fn gather<T, V>(arrays: &[&dyn Array], picks: &[Pick]) -> ArrayRef
+where
+    T: ByteArrayType,
+    V: ByteViewType<Native = T::Native>,
+{
+    enum Held<'a, T: ByteArrayType, V: ByteViewType> {
+        Whole(&'a GenericByteArray<T>),
+        Views(&'a GenericByteViewArray<V>),
+    }
+    let held: Vec<Held<'_, T, V>> = arrays
+        .iter()
+        .map(|array| match array.as_byte_view_opt::<V>() {
+            Some(views) => Held::Views(views),
+            None => Held::Whole(array.as_bytes::<T>()),
+        })
+        .collect();
+    let bytes = picks.iter().map(|&(array, row)| match held[array] {
+        Held::Whole(values) => values.value_length(row).as_usize(),
+        Held::Views(views) => views.views()[row] as u32 as usize,
+    });
+    let mut out = GenericByteBuilder::<T>::with_capacity(picks.len(), bytes.sum());
+    for &(array, row) in picks {
+        match held[array] {
+            Held::Whole(values) if values.is_valid(row) => out.append_value(values.value(row)),
+            Held::Views(views) if views.is_valid(row) => out.append_value(views.value(row)),
+            _ => out.append_null(),
+        }
+    }
+    Arc::new(out.finish())
 }
 
 /// A copy of the rows of `picks`, in that order.
@@ -31,6 +116,9 @@ pub(super) fn copy(
 ) -> Result<RecordBatch> {
     let columns = (0..schema.fields().len()).map(|c| {
         let arrays: Vec<&dyn Array> = parts.iter().map(|p| p.column(c).as_ref()).collect();
+        if let Some(copied) = gathered(schema.field(c).data_type(), &arrays, picks) {
+            return Ok(copied);
+        }
         interleave(&arrays, picks).map_err(|e| {
             let column = schema.field(c).name();
             Error::internal(format!(
@@ -39,8 +127,11 @@ pub(super) fn copy(
             .caused_by(e)
         })
     });
-    let columns = columns.collect::<Result<Vec<ArrayRef>>>()?;
-    let options = RecordBatchOptions::new().with_row_count(Some(picks.len()));
+    batch_of(schema, columns.collect::<Result<_>>()?, picks.len())
+}
+
+fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|e| Error::internal("rows of several blocks do not make a batch").caused_by(e))
 }
@@ -194,12 +285,26 @@ pub(super) fn conform(
     schema: &SchemaRef,
     row_of: impl Fn(usize) -> u64,
 ) -> Result<RecordBatch> {
-    let same = batch
-        .schema_ref()
-        .fields()
-        .iter()
-        .map(|f| (f.name(), f.data_type()));
-    let columns = if same.eq(schema.fields().iter().map(|f| (f.name(), f.data_type()))) {
+    let held = batch.schema_ref().fields();
+    let is_same = held.len() == schema.fields().len()
+        && held.iter().zip(schema.fields()).all(|(held, wanted)| {
+            let (of, wanted_of) = (held.data_type(), wanted.data_type());
+            held.name() == wanted.name() && (of == wanted_of || is_viewed(of, wanted_of))
+        });
+    let mut schema = schema.clone();
+    let columns = if is_same {
+        let held = batch.columns().iter().zip(schema.fields());
+        if held
+            .clone()
+            .any(|(c, field)| c.data_type() != field.data_type())
+        {
+            let fields = held.map(|(column, field)| {
+                let of = column.data_type().clone();
+                field.as_ref().clone().with_data_type(of)
+            });
+            let (fields, metadata) = (fields.collect::<Fields>(), schema.metadata().clone());
+            schema = Arc::new(Schema::new_with_metadata(fields, metadata));
+        }
         batch.columns().to_vec()
     } else {
         let columns =
@@ -230,7 +335,7 @@ pub(super) fn conform(
         columns.collect::<Result<Vec<_>>>()?
     };
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    RecordBatch::try_new_with_options(schema.clone(), columns, &options)
+    RecordBatch::try_new_with_options(schema, columns, &options)
         .map_err(|e| Error::corrupt("a file's rows do not fit the dataset's schema").caused_by(e))
 }
 
@@ -238,12 +343,11 @@ pub(super) fn conform(
 mod tests {
     use super::*;
     use arrow_array::{
-        BinaryViewArray, FixedSizeBinaryArray, Int32Array, LargeBinaryArray, ListArray,
-        StringArray, types::Int32Type,
+        BinaryArray, BinaryViewArray, FixedSizeBinaryArray, Int32Array, LargeBinaryArray,
+        LargeStringArray, ListArray, StringArray, StringViewArray, types::Int32Type,
     };
     use arrow_schema::Field;
     use forebay_core::ErrorKind;
-    use std::sync::Arc;
 
     fn batch(from: i32, rows: i32) -> RecordBatch {
         let numbers: ArrayRef = Arc::new(Int32Array::from_iter_values(from..from + rows));
@@ -257,7 +361,9 @@ mod tests {
     fn rows_come_in_the_order_of_the_picks() {
         let parts = [&batch(0, 10), &batch(100, 5)];
         let picks = [(1, 4), (0, 0), (0, 0), (1, 0), (0, 9)];
-        assert!(slice(&parts, &picks).is_none() && slice(&parts, &[]).is_none());
+        let schema = parts[0].schema();
+        let sliced = |picks: &[Pick]| slice(&schema, &parts, picks).unwrap();
+        assert!(sliced(&picks).is_none() && sliced(&[]).is_none());
         let got = copy(parts[0].schema_ref(), &parts, &picks).unwrap();
         assert_eq!(
             got.column(0)
@@ -271,12 +377,52 @@ mod tests {
     #[test]
     fn rows_that_follow_each_other_are_not_copied() {
         let parts = [&batch(0, 10), &batch(100, 5)];
-        let got = slice(&parts, &[(0, 3), (0, 4), (0, 5)]).unwrap();
+        let got = slice(parts[0].schema_ref(), &parts, &[(0, 3), (0, 4), (0, 5)])
+            .unwrap()
+            .unwrap();
         assert_eq!(got, parts[0].slice(3, 3));
         assert_eq!(
             got.column(0).to_data().buffers()[0].data_ptr(),
             parts[0].column(0).to_data().buffers()[0].data_ptr()
         );
+    }
+
+    #[test]
+    fn what_blocks_hold_as_views_is_given_out_as_it_is_wanted() {
+        let long = "x".repeat(300);
+        let texts = [Some("short"), None, Some(&long), Some("")];
+        let numbers: ArrayRef = Arc::new(Int32Array::from(vec![1, 2, 3, 4]));
+        let part = |texts: ArrayRef| {
+            let columns = [("n", numbers.clone(), true), ("t", texts, true)];
+            RecordBatch::try_from_iter_with_nullable(columns).unwrap()
+        };
+        let strings = |large: bool| -> [ArrayRef; 2] {
+            let plain: ArrayRef = match large {
+                false => Arc::new(StringArray::from_iter(texts)),
+                true => Arc::new(LargeStringArray::from_iter(texts)),
+            };
+            [plain, Arc::new(StringViewArray::from_iter(texts))]
+        };
+        let bytes = |large: bool| -> [ArrayRef; 2] {
+            let bytes = texts.map(|text| text.map(str::as_bytes));
+            let plain: ArrayRef = match large {
+                false => Arc::new(BinaryArray::from_iter(bytes)),
+                true => Arc::new(LargeBinaryArray::from_iter(bytes)),
+            };
+            [plain, Arc::new(BinaryViewArray::from_iter(bytes))]
+        };
+        for [plain, views] in [strings(false), strings(true), bytes(false), bytes(true)] {
+            let (plain, views) = (part(plain), part(views));
+            let schema = plain.schema();
+            let held = conform(views.clone(), &schema, |n| n as u64).unwrap();
+            assert_eq!(held.column(1).data_type(), views.column(1).data_type());
+            let picks = [(1, 2), (0, 2), (1, 1), (0, 0), (1, 3), (1, 0)];
+            let expected = copy(&schema, &[&plain, &plain], &picks).unwrap();
+            assert_eq!(copy(&schema, &[&plain, &held], &picks).unwrap(), expected);
+            let run = [(1, 1), (1, 2), (1, 3)];
+            let sliced = slice(&schema, &[&plain, &held], &run).unwrap();
+            assert_eq!(sliced.unwrap(), plain.slice(1, 3));
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use super::gather::{Pick, bytes_of_rows, copy};
 use arrow_array::{Array, RecordBatch, UInt32Array};
 use arrow_data::ArrayData;
+use arrow_schema::SchemaRef;
 use arrow_select::take::take_record_batch;
 use forebay_core::{Error, Result};
 use std::{collections::HashMap, sync::Arc};
@@ -12,6 +13,8 @@ use std::{collections::HashMap, sync::Arc};
 #[derive(Clone, Debug)]
 pub(super) struct Pieces {
     batches: Arc<[RecordBatch]>,
+    /// What rows of them are given out as: the batches may hold text and bytes as views.
+    schema: SchemaRef,
     /// The row after each batch.
     ends: Arc<[usize]>,
 }
@@ -19,6 +22,7 @@ pub(super) struct Pieces {
 impl From<RecordBatch> for Pieces {
     fn from(batch: RecordBatch) -> Self {
         Self {
+            schema: batch.schema(),
             ends: [batch.num_rows()].into(),
             batches: [batch].into(),
         }
@@ -28,7 +32,7 @@ impl From<RecordBatch> for Pieces {
 impl Pieces {
     /// # Errors
     /// `Internal` without a batch.
-    pub fn new(batches: Vec<RecordBatch>) -> Result<Self> {
+    pub fn new(batches: Vec<RecordBatch>, schema: SchemaRef) -> Result<Self> {
         if batches.is_empty() {
             return Err(Error::internal("rows of a block in no batch at all"));
         }
@@ -40,6 +44,7 @@ impl Pieces {
         Ok(Self {
             ends: ends.collect(),
             batches: batches.into(),
+            schema,
         })
     }
 
@@ -49,7 +54,7 @@ impl Pieces {
 
     /// Fields of a row, nested ones included.
     pub fn fields(&self) -> usize {
-        self.batches[0].schema_ref().flattened_fields().len()
+        self.schema.flattened_fields().len()
     }
 
     pub fn rows(&self) -> usize {
@@ -67,13 +72,15 @@ impl Pieces {
 
     /// A copy of some rows.
     pub fn take(&self, rows: &[u32]) -> Result<RecordBatch> {
-        if let [only] = &*self.batches {
+        if let [only] = &*self.batches
+            && only.schema_ref() == &self.schema
+        {
             return take_record_batch(only, &UInt32Array::from(rows.to_vec()))
                 .map_err(|e| Error::internal("rows cannot be taken from a block").caused_by(e));
         }
         let picks: Vec<Pick> = rows.iter().map(|&row| self.place(row as usize)).collect();
         let batches: Vec<&RecordBatch> = self.batches.iter().collect();
-        copy(batches[0].schema_ref(), &batches, &picks)
+        copy(&self.schema, &batches, &picks)
     }
 
     /// Bytes of rows, ascending, each this many times.
@@ -131,7 +138,11 @@ mod tests {
 
     #[test]
     fn rows_are_found_in_their_pieces() {
-        let pieces = Pieces::new(vec![batch(0..3), batch(3..3), batch(3..4), batch(4..9)]).unwrap();
+        let pieces = Pieces::new(
+            vec![batch(0..3), batch(3..3), batch(3..4), batch(4..9)],
+            batch(0..0).schema(),
+        )
+        .unwrap();
         let places: Vec<Pick> = [0, 2, 3, 4, 8].map(|row| pieces.place(row)).to_vec();
         assert_eq!(places, [(0, 0), (0, 2), (2, 0), (3, 0), (3, 4)]);
         let taken = pieces.take(&[1, 3, 7]).unwrap();
@@ -142,13 +153,17 @@ mod tests {
             .to_vec();
         assert_eq!(taken, [1, 3, 7]);
         assert_eq!(pieces.bytes_of([(1, 1), (7, 3)].into_iter()), 4 * 8);
-        assert!(Pieces::new(Vec::new()).is_err());
+        assert!(Pieces::new(Vec::new(), batch(0..0).schema()).is_err());
     }
 
     #[test]
     fn what_batches_share_counts_once() {
         let whole = batch(0..1000);
-        let shared = Pieces::new(vec![whole.slice(0, 500), whole.slice(0, 300)]).unwrap();
+        let shared = Pieces::new(
+            vec![whole.slice(0, 500), whole.slice(0, 300)],
+            whole.schema(),
+        )
+        .unwrap();
         let bytes = shared.memory_bytes();
         assert!((8000..10_000).contains(&bytes), "{bytes}");
     }

@@ -298,6 +298,103 @@ fn fill(bench: &Bench, number: u64, mib: u32) {
     }
 }
 
+/// Blocks that are held as a whole have long values as views; a file of short ones beside them has
+/// none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_blocks_that_hold_views_are_those_that_decoding_gives() {
+    let mut rng = StdRng::seed_from_u64(random_seed());
+    let bench = Bench::with_cache(48 << 20);
+    let mut all = Vec::new();
+    for (file, most) in [900, 900, 20].into_iter().enumerate() {
+        let rows = rng.random_range(100..300);
+        let n = nulls(&mut rng, rows);
+        let valid = |i: usize| n.as_ref().is_none_or(|n| n.is_valid(i));
+        let texts: Vec<String> = (0..rows).map(|_| text(&mut rng, most)).collect();
+        let blobs: Vec<Vec<u8>> = (0..rows).map(|_| blob(&mut rng, 3 * most)).collect();
+        let columns: [(&str, ArrayRef, bool); 3] = [
+            (
+                "id",
+                Arc::new(Int64Array::from_iter_values(0..rows as i64)),
+                true,
+            ),
+            (
+                "text",
+                Arc::new(StringArray::from_iter(
+                    texts.iter().enumerate().map(|(i, t)| valid(i).then_some(t)),
+                )),
+                true,
+            ),
+            (
+                "blob",
+                Arc::new(LargeBinaryArray::from_iter_values(&blobs)),
+                true,
+            ),
+        ];
+        let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+        let properties = parquet::file::properties::WriterProperties::builder()
+            .set_data_page_row_count_limit(rng.random_range(8..200))
+            .set_compression(parquet::basic::Compression::SNAPPY)
+            .set_dictionary_enabled(false)
+            .set_max_row_group_row_count(Some(rng.random_range(30..200)))
+            .set_write_batch_size(8)
+            .build();
+        let mut writer =
+            parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), Some(properties))
+                .unwrap();
+        writer.write(&batch).unwrap();
+        bench.put(&format!("v/{file}.parquet"), writer.into_inner().unwrap());
+        all.push(batch);
+    }
+    let written = arrow_select::concat::concat_batches(&all[0].schema(), &all).unwrap();
+    let dataset = bench.open(&format!("{BUCKET}/v/**")).await.unwrap().dataset;
+    let rows = Rows::new(bench.engine.clone(), config());
+    for columns in [
+        Projection::All,
+        Projection::Columns(vec!["blob".into(), "text".into()]),
+    ] {
+        let mut held = Vec::new();
+        for block in 0..dataset.shape().blocks() {
+            held.push(rows.hold(&dataset, block, &columns).await.unwrap());
+        }
+        for round in 0..40 {
+            let wanted: Vec<u64> = match round % 4 {
+                0 => {
+                    let from = rng.random_range(0..dataset.rows());
+                    (from..dataset.rows().min(from + 40)).collect()
+                }
+                1 => shuffled(&mut rng, &dataset),
+                _ => (0..rng.random_range(1..40))
+                    .map(|_| rng.random_range(0..dataset.rows()))
+                    .collect(),
+            };
+            let read = match round % 3 {
+                0 => rows.read(&dataset, &wanted, &columns).await,
+                _ => rows.read_of_blocks(&dataset, &wanted, &columns).await,
+            };
+            let read = read.unwrap().batch;
+            let indices: Vec<u32> = wanted.iter().map(|&row| row as u32).collect();
+            for (field, column) in read.schema().fields().iter().zip(read.columns()) {
+                let expected = written.column_by_name(field.name()).unwrap();
+                let expected = arrow_select::take::take(
+                    expected,
+                    &arrow_array::UInt32Array::from(indices.clone()),
+                    None,
+                );
+                assert_eq!(column, &expected.unwrap(), "round {round}");
+            }
+        }
+        // Those that are laid out come from blocks that are in memory.
+        lay_out(&rows, &dataset, &columns).await;
+        drop(held);
+        lay_out(&rows, &dataset, &columns).await;
+        let wanted = shuffled(&mut rng, &dataset);
+        let read = rows.read(&dataset, &wanted, &columns).await.unwrap().batch;
+        let direct = reference(&bench);
+        let expected = direct.read(&dataset, &wanted, &columns).await.unwrap();
+        assert_eq!(read, expected.batch);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_of_laid_blocks_are_those_that_decoding_gives() {
     let mut rng = StdRng::seed_from_u64(random_seed());

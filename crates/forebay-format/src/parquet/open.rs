@@ -12,6 +12,7 @@ use super::{
 use crate::tabular::{FileIndex, Held, Need, Projection, Rows};
 use ::parquet::{
     arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions},
+    basic::{Compression, ConvertedType},
     file::{
         metadata::{
             ColumnChunkMetaData, OffsetIndexBuilder, ParquetMetaData, page_index::PageIndexProvider,
@@ -19,7 +20,7 @@ use ::parquet::{
         page_index::{column_index::ColumnIndexMetaData, offset_index::OffsetIndexMetaData},
     },
 };
-use arrow_schema::Schema;
+use arrow_schema::{DataType, FieldRef, Schema};
 use bytes::Bytes;
 use forebay_core::{Error, Result, limits};
 use std::{
@@ -119,8 +120,50 @@ impl Opener {
         if arrow.schema().fields() != index.schema().fields() {
             return Err(changed());
         }
-        Ok(Opened { arrow, pages })
+        Ok(Opened {
+            arrow,
+            pages,
+            viewed: OnceLock::new(),
+        })
     }
+}
+
+/// Values at least so long on average are worth a view each.
+const VIEWED_FROM_BYTES: i64 = 256;
+
+/// The same file, with text and bytes as views of the pages that they lie in, where these are unpacked
+/// and the values long; `None`: it has no such columns.
+fn viewed(arrow: &ArrowReaderMetadata) -> Option<ArrowReaderMetadata> {
+    let (metadata, schema) = (arrow.metadata(), arrow.schema());
+    let columns = metadata.file_metadata().schema_descr();
+    let mut fields: Vec<FieldRef> = schema.fields().iter().cloned().collect();
+    for (leaf, column) in columns.columns().iter().enumerate() {
+        let field = fields.get_mut(columns.get_column_root_idx(leaf))?;
+        let is_text = column.converted_type() == ConvertedType::UTF8;
+        let views = match field.data_type() {
+            DataType::Utf8 | DataType::LargeUtf8 if is_text => DataType::Utf8View,
+            DataType::Binary | DataType::LargeBinary => DataType::BinaryView,
+            _ => continue,
+        };
+        let chunks = || metadata.row_groups().iter().map(|group| group.column(leaf));
+        let (bytes, values) = chunks().fold((0i64, 0i64), |(bytes, values), chunk| {
+            let bytes = bytes.saturating_add(chunk.uncompressed_size());
+            (bytes, values.saturating_add(chunk.num_values()))
+        });
+        let is_unpacked = chunks().all(|chunk| chunk.compression() != Compression::UNCOMPRESSED);
+        if is_unpacked && values > 0 && bytes / values >= VIEWED_FROM_BYTES {
+            *field = Arc::new(field.as_ref().clone().with_data_type(views));
+        }
+    }
+    if fields.iter().eq(schema.fields()) {
+        return None;
+    }
+    let viewed = Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
+    guarded("the Parquet schema", || {
+        let options = ArrowReaderOptions::new().with_schema(viewed);
+        ArrowReaderMetadata::try_new(metadata.clone(), options).map_err(parquet_error)
+    })
+    .ok()
 }
 
 /// Whether the decoder understood a footer as [`footer::scan`] did. Reads rely on that, and a
@@ -156,6 +199,7 @@ fn as_scanned(metadata: &ParquetMetaData, index: &FileIndex, columns: u64) -> bo
 pub(crate) struct Opened {
     arrow: ArrowReaderMetadata,
     pages: Arc<Pages>,
+    viewed: OnceLock<Option<ArrowReaderMetadata>>,
 }
 
 impl Opened {
@@ -175,7 +219,12 @@ impl Opened {
         rows: Rows,
         projection: &Projection,
     ) -> Result<Read> {
-        Read::new(&self.arrow, &self.pages, index, block, rows, projection)
+        let viewed = match rows {
+            Rows::All => self.viewed.get_or_init(|| viewed(&self.arrow)).as_ref(),
+            Rows::Sorted(_) => None,
+        };
+        let read = Read::new(&self.arrow, &self.pages, index, block, rows, projection)?;
+        Ok(read.or_viewed(viewed))
     }
 }
 

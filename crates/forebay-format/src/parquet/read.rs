@@ -21,9 +21,10 @@ use ::parquet::{
         push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder},
     },
 };
-use arrow_array::{Array, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, cast::AsArray};
+use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
-use arrow_schema::SchemaRef;
+use arrow_schema::{DataType, Fields, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
 use std::{collections::HashSet, ops::Range, sync::Arc};
@@ -39,6 +40,10 @@ const BATCH_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct Read {
     arrow: ArrowReaderMetadata,
+    /// The same with views, if that is worth it and nothing was read yet.
+    viewed: Option<ArrowReaderMetadata>,
+    /// Where the bytes are in memory that were fed, if there may be views.
+    fed: Option<Vec<Range<usize>>>,
     pages: Arc<Pages>,
     row_group: usize,
     group_rows: u32,
@@ -115,6 +120,8 @@ impl Read {
         }
         Ok(Self {
             arrow: arrow.clone(),
+            viewed: None,
+            fed: None,
             pages: pages.clone(),
             row_group,
             group_rows,
@@ -137,6 +144,22 @@ impl Read {
             allowed: u64::MAX,
             done,
         })
+    }
+
+    /// `viewed` is the file with text and bytes as views.
+    pub(super) fn or_viewed(self, viewed: Option<&ArrowReaderMetadata>) -> Self {
+        Self {
+            viewed: viewed.cloned(),
+            ..self
+        }
+    }
+
+    /// Has long text and bytes come as views of the pages that they lie in. Before the first step.
+    pub fn let_views(&mut self) {
+        if let Some(viewed) = self.viewed.take() {
+            self.arrow = viewed;
+            self.fed = Some(Vec::new());
+        }
     }
 
     pub fn allow(&mut self, bytes: u64) {
@@ -298,6 +321,10 @@ impl Read {
         if batch.num_rows() == 0 {
             return Ok(());
         }
+        let batch = match &self.fed {
+            Some(fed) => without_views_of(batch, fed)?,
+            None => batch,
+        };
         for column in batch.columns() {
             self.count(&column.to_data());
         }
@@ -328,6 +355,10 @@ impl Read {
     }
 
     pub fn feed(&mut self, offset: u64, bytes: Bytes) -> Result<()> {
+        if let Some(fed) = &mut self.fed {
+            let start = bytes.as_ptr() as usize;
+            fed.push(start..start + bytes.len());
+        }
         self.held.put(offset, bytes);
         Ok(())
     }
@@ -361,9 +392,9 @@ impl Read {
         });
         let order = order.collect::<Result<Vec<usize>>>()?;
         let pieces = self.decoded.into_iter().map(|batch| {
-            let columns = order.iter().map(|&at| batch.column(at).clone()).collect();
-            RecordBatch::try_new(self.schema.clone(), columns)
-                .map_err(|e| arrow_error(e).context(&what))
+            let columns: Vec<ArrayRef> = order.iter().map(|&at| batch.column(at).clone()).collect();
+            let schema = as_held(&self.schema, &columns);
+            RecordBatch::try_new(schema, columns).map_err(|e| arrow_error(e).context(&what))
         });
         pieces.collect()
     }
@@ -385,6 +416,50 @@ impl Read {
         }
         guarded(&self.what(), || builder.build().map_err(parquet_error))
     }
+}
+
+/// The schema with the types that the columns have: views of what it names.
+fn as_held(schema: &SchemaRef, columns: &[ArrayRef]) -> SchemaRef {
+    let types = columns.iter().map(|column| column.data_type());
+    if types
+        .clone()
+        .eq(schema.fields().iter().map(|f| f.data_type()))
+    {
+        return schema.clone();
+    }
+    let fields = schema.fields().iter().zip(types);
+    let fields: Fields = fields
+        .map(|(field, of)| field.as_ref().clone().with_data_type(of.clone()))
+        .collect();
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+/// The batch without views of memory that was `fed`: a page that is not compressed is a part of it,
+/// and would keep all of it.
+fn without_views_of(batch: RecordBatch, fed: &[Range<usize>]) -> Result<RecordBatch> {
+    let is_fed = |buffer: &Buffer| {
+        let at = buffer.as_ptr() as usize;
+        fed.iter().any(|range| range.contains(&at))
+    };
+    let columns = batch.columns().iter().map(|column| -> ArrayRef {
+        match column.data_type() {
+            DataType::Utf8View => {
+                let views = column.as_string_view();
+                if views.data_buffers().iter().any(is_fed) {
+                    return Arc::new(views.gc());
+                }
+            }
+            DataType::BinaryView => {
+                let views = column.as_binary_view();
+                if views.data_buffers().iter().any(is_fed) {
+                    return Arc::new(views.gc());
+                }
+            }
+            _ => {}
+        }
+        column.clone()
+    });
+    RecordBatch::try_new(batch.schema(), columns.collect()).map_err(arrow_error)
 }
 
 /// Ascending rows as ranges.

@@ -336,6 +336,15 @@ impl BlockRead {
         }
     }
 
+    /// Has text and bytes come as views ([`DataType::Utf8View`](arrow_schema::DataType::Utf8View),
+    /// `BinaryView`) of what they were unpacked to, where all rows are read and that saves a copy.
+    /// Before the first step.
+    pub fn let_views(&mut self) {
+        if let Reading::Parquet(read) = &mut self.inner {
+            read.let_views();
+        }
+    }
+
     /// After [`Need::Memory`]: goes on with less, if that was a guess. Whether it was.
     pub fn forget_guess(&mut self) -> bool {
         match &mut self.inner {

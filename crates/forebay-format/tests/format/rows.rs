@@ -4,8 +4,8 @@ use crate::common::{Rng, cases};
 use crate::rows_common::{example::Value, *};
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, Float32Array, Float64Array, Int8Array, Int64Array,
-    ListArray, NullArray, RecordBatch, StringArray, UInt8Array, UInt16Array, UInt32Array,
-    UInt64Array, cast::AsArray, make_array,
+    LargeBinaryArray, ListArray, NullArray, RecordBatch, StringArray, UInt8Array, UInt16Array,
+    UInt32Array, UInt64Array, cast::AsArray, make_array,
 };
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_data::ArrayData;
@@ -17,8 +17,8 @@ use forebay_format::{
     example::{ExampleSpec, FeatureType},
     litdata::Described,
     tabular::{
-        FileIndex, FileReader, Format, IndexOptions, Projection, Rows, Schemas, UnpackedIndexer,
-        decode_schema, encode_schema,
+        FileIndex, FileReader, Format, IndexOptions, Need, Projection, Rows, Schemas,
+        UnpackedIndexer, decode_schema, encode_schema,
         format::{MAGIC_BYTES, detect},
         named_field,
     },
@@ -107,6 +107,101 @@ fn parquet_rows_are_those_of_the_whole() {
             &mut rng,
         );
     }
+}
+
+/// Views are of what was unpacked, and never of the bytes that were fed, which would stay with them.
+#[test]
+fn long_values_may_come_as_views_of_what_they_were_unpacked_to() {
+    let mut rng = Rng::new();
+    let schema = Arc::new(Schema::new(vec![
+        Field::new("n", DataType::Int64, false),
+        Field::new("text", DataType::Utf8, true),
+        Field::new("bytes", DataType::LargeBinary, true),
+        Field::new("short", DataType::Utf8, true),
+    ]));
+    let mut viewed = 0;
+    for _ in 0..cases(40) {
+        let rows = 1 + rng.below(300);
+        let is_random = rng.below(2) == 0;
+        let long = |rng: &mut Rng| {
+            let len = rng.below(1500);
+            (rng.below(6) > 0).then(|| match is_random {
+                true => rng.bytes(len),
+                false => vec![b'x'; len],
+            })
+        };
+        let text = |bytes: Vec<u8>| {
+            bytes
+                .iter()
+                .map(|b| char::from(b & 127))
+                .collect::<String>()
+        };
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(Int64Array::from_iter_values(0..rows as i64)),
+            Arc::new(StringArray::from_iter(
+                (0..rows).map(|_| long(&mut rng).map(text)),
+            )),
+            Arc::new(LargeBinaryArray::from_iter(
+                (0..rows).map(|_| long(&mut rng)),
+            )),
+            Arc::new(StringArray::from_iter(
+                (0..rows).map(|i| Some(format!("{i}"))),
+            )),
+        ];
+        let whole = RecordBatch::try_new(schema.clone(), columns).unwrap();
+        let bytes = write_parquet(
+            &schema,
+            std::slice::from_ref(&whole),
+            1 + rng.below(400),
+            &mut rng,
+        );
+        let (source, reader) =
+            open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+        let blocks = reader.index().blocks().clone();
+        for block in 0..blocks.blocks() {
+            let mut read = reader.read(block, Rows::All, &Projection::All).unwrap();
+            read.let_views();
+            let mut fed = Vec::new();
+            while let Need::Ranges(ranges) = read.step().unwrap() {
+                for range in ranges {
+                    let bytes = &source.bytes[range.start as usize..range.end as usize];
+                    let bytes = bytes::Bytes::copy_from_slice(bytes);
+                    fed.push(bytes.as_ptr_range());
+                    read.feed(range.start, bytes).unwrap();
+                }
+            }
+            let mut first = blocks.row_range(block).start as usize;
+            for batch in read.finish_pieces().unwrap() {
+                let expected = whole.slice(first, batch.num_rows());
+                first += batch.num_rows();
+                assert_eq!(batch.column(0), expected.column(0));
+                assert_eq!(batch.column(3), expected.column(3));
+                let (texts, bytes) = (batch.column(1), batch.column(2));
+                if let Some(texts) = texts.as_string_view_opt() {
+                    assert!(texts.iter().eq(expected.column(1).as_string::<i32>()));
+                } else {
+                    assert_eq!(texts, expected.column(1));
+                }
+                if let Some(bytes) = bytes.as_binary_view_opt() {
+                    assert!(bytes.iter().eq(expected.column(2).as_binary::<i64>()));
+                } else {
+                    assert_eq!(bytes, expected.column(2));
+                }
+                for column in batch.columns() {
+                    let data = column.to_data();
+                    viewed += usize::from(matches!(
+                        data.data_type(),
+                        DataType::Utf8View | DataType::BinaryView
+                    ));
+                    for buffer in data.buffers() {
+                        let at = buffer.as_ptr();
+                        assert!(!fed.iter().any(|range| range.contains(&at)));
+                    }
+                }
+            }
+        }
+    }
+    assert!(viewed > 0, "no column came as views");
 }
 
 /// Each batch of a stream may add values to a dictionary: they are held once.

@@ -21,7 +21,7 @@ use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow_buffer::{
     BooleanBufferBuilder, Buffer, MutableBuffer, NullBufferBuilder, bit_util::get_bit,
 };
-use arrow_data::ArrayData;
+use arrow_data::{ArrayData, ByteView, MAX_INLINE_VIEW_LEN};
 use arrow_schema::{DataType, FieldRef, SchemaRef};
 use forebay_core::{Error, Result};
 use std::ops::Range;
@@ -99,6 +99,8 @@ fn put(data: &ArrayData, rows: Range<usize>, out: &mut Vec<u8>) {
             let bytes = put_lengths::<i64>(data, at, out);
             out.extend_from_slice(&buffer(1)[bytes]);
         }
+        // A block may hold text and bytes as views.
+        DataType::Utf8View | DataType::BinaryView => put_views(data, at, out),
         DataType::List(_) | DataType::Map(..) => {
             let items = put_lengths::<i32>(data, at, out);
             put(&data.child_data()[0], items, out);
@@ -164,6 +166,27 @@ fn put_lengths<O: arrow_array::OffsetSizeTrait>(
         out.extend_from_slice(&(length as u32).to_le_bytes());
     }
     offsets[at.start].as_usize()..offsets[at.end].as_usize()
+}
+
+fn put_views(data: &ArrayData, at: Range<usize>, out: &mut Vec<u8>) {
+    let views = &data.buffers()[0].typed_data::<u128>()[at];
+    for view in views {
+        out.extend_from_slice(&(*view as u32).to_le_bytes());
+    }
+    for view in views {
+        let ByteView {
+            length,
+            buffer_index,
+            offset,
+            ..
+        } = ByteView::from(*view);
+        if length <= MAX_INLINE_VIEW_LEN {
+            out.extend_from_slice(&view.to_le_bytes()[4..4 + length as usize]);
+        } else {
+            let bytes = data.buffers()[1 + buffer_index as usize].as_slice();
+            out.extend_from_slice(&bytes[offset as usize..(offset + length) as usize]);
+        }
+    }
 }
 
 /// Bytes of a value that is neither bits nor made of others, if all of the type have the same.
@@ -401,8 +424,8 @@ fn front<'a>(from: &mut &'a [u8], bytes: usize) -> Option<&'a [u8]> {
 mod tests {
     use super::*;
     use arrow_array::{
-        Array, Int64Array, ListArray, StringArray, StructArray, builder::FixedSizeBinaryBuilder,
-        types::Int32Type,
+        Array, BinaryArray, BinaryViewArray, Int64Array, ListArray, StringArray, StringViewArray,
+        StructArray, builder::FixedSizeBinaryBuilder, types::Int32Type,
     };
     use arrow_schema::{Field, Schema};
     use std::sync::Arc;
@@ -474,6 +497,37 @@ mod tests {
                 .map(|c| c.to_data().get_slice_memory_size().unwrap())
                 .sum();
             assert!(takes as u64 <= most_decoded(&schema, order.len() as u64, bytes));
+        }
+    }
+
+    #[test]
+    fn what_a_block_holds_as_views_is_laid_out_as_any_text() {
+        let long = "x".repeat(300);
+        let texts = [
+            Some("short"),
+            None,
+            Some(&long),
+            Some(""),
+            Some("just past 12!"),
+        ];
+        let plain: [ArrayRef; 2] = [
+            Arc::new(StringArray::from_iter(texts)),
+            Arc::new(BinaryArray::from_iter(texts.map(|t| t.map(str::as_bytes)))),
+        ];
+        let views: [ArrayRef; 2] = [
+            Arc::new(StringViewArray::from_iter(texts)),
+            Arc::new(BinaryViewArray::from_iter(
+                texts.map(|t| t.map(str::as_bytes)),
+            )),
+        ];
+        for (plain, views) in plain.iter().zip(&views) {
+            for (from, rows) in [(0, 5), (1, 4)] {
+                let of = |array: &ArrayRef| {
+                    let array = array.slice(from, rows);
+                    encoded(&RecordBatch::try_from_iter([("t", array)]).unwrap())
+                };
+                assert_eq!(of(views), of(plain));
+            }
         }
     }
 
