@@ -19,7 +19,7 @@ use super::{
     How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, any_has, conform, copy, is_compound, is_view, slice},
+    gather::{Pick, any_has, bytes_of_rows, conform, copy, is_compound, is_view, slice},
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
@@ -200,6 +200,45 @@ impl PartRead {
     }
 }
 
+/// Rows of blocks that are in memory as a whole.
+#[derive(Default)]
+struct Kept {
+    blocks: Vec<Arc<Block>>,
+    /// The number of the first batch of each.
+    firsts: Vec<usize>,
+    next: usize,
+    /// For each row its batch, of those of all blocks, and its row there.
+    picks: Vec<Pick>,
+}
+
+impl Kept {
+    fn add(&mut self, block: Arc<Block>) {
+        self.firsts.push(self.next);
+        self.next += block.pieces.batches().len();
+        self.blocks.push(block);
+    }
+
+    /// The next row is this one of the block that was added as the `at`th.
+    fn pick(&mut self, at: usize, row: usize) {
+        let (piece, row) = self.blocks[at].pieces.place(row);
+        self.picks.push((self.firsts[at] + piece, row));
+    }
+
+    fn batches(&self) -> impl Iterator<Item = &RecordBatch> {
+        self.blocks.iter().flat_map(|block| block.pieces.batches())
+    }
+
+    /// The size of the rows when copied.
+    fn bytes(&self) -> u64 {
+        let batches: Vec<&RecordBatch> = self.batches().collect();
+        let columns = self.picks.iter().flat_map(|&(batch, row)| {
+            let columns = batches[batch].columns().iter();
+            columns.map(move |column| bytes_of_rows(column, &[(row as u32, 1)]))
+        });
+        columns.fold(0, u64::saturating_add)
+    }
+}
+
 impl Rows {
     pub(super) async fn read_blocks(
         &self,
@@ -217,6 +256,9 @@ impl Rows {
             crowded: how.crowded.clone(),
             ..Keys::new(dataset, columns)?
         };
+        if let Some(kept) = self.all_kept(dataset, rows, &keys)? {
+            return self.read_kept(kept, schema, how, memory).await;
+        }
         let (parts, picks) = if rows.len() < GROUPED_HERE_ROWS {
             group(dataset, rows)?
         } else {
@@ -224,17 +266,9 @@ impl Rows {
             joined(tokio::task::spawn_blocking(move || group(&dataset, &rows)).await)??
         };
         let one_block = parts.len() == 1;
-        let laid = match self.all_kept(dataset, parts, &keys) {
-            Ok(read) => FromLaid::Some {
-                read,
-                rest: Vec::new(),
-                picks,
-            },
-            Err(parts) => {
-                self.read_laid(dataset, parts, picks, &keys, memory, how)
-                    .await?
-            }
-        };
+        let laid = self
+            .read_laid(dataset, parts, picks, &keys, memory, how)
+            .await?;
         let (laid, rest, mut picks) = match laid {
             FromLaid::All(batch) => {
                 let memory = std::mem::take(memory);
@@ -332,18 +366,12 @@ impl Rows {
             }
         };
         let mut memory = std::mem::take(memory);
-        let began = Instant::now();
         let batches: usize = read.iter().map(|(.., p)| p.pieces.batches().len()).sum();
-        let is_little = answer < COPIED_HERE_BYTES
-            && picks.len() <= COPIED_HERE_ROWS
-            && batches.saturating_mul(schema.fields().len()) <= COPIED_HERE_ARRAYS
-            && !any_has(&schema, &is_compound);
-        let put_together = move || -> Result<_> {
+        let arrays = batches.saturating_mul(schema.fields().len());
+        let is_little = is_little(&schema, answer, picks.len(), arrays);
+        let put_together = move || {
             let batches = place(&read, &mut picks);
-            let (batch, keeps) = match slice(&schema, &batches, &picks)? {
-                Some(slice) => (slice, true),
-                None => (copy(&schema, &batches, &picks)?, any_has(&schema, &is_view)),
-            };
+            let (batch, keeps) = picked(&schema, &batches, &picks)?;
             // Blocks whose rows were copied need not wait for the answer to be sent.
             if keeps {
                 for (.., part) in read {
@@ -354,9 +382,45 @@ impl Rows {
                 drop(read);
             }
             drop(beside);
-            Ok((batch, memory))
+            Ok(RowBatch { batch, memory })
         };
-        let (batch, memory) = match is_little {
+        self.put_together(is_little, put_together).await
+    }
+
+    /// The answer to a request that found all its blocks in memory.
+    async fn read_kept(
+        &self,
+        kept: Kept,
+        schema: SchemaRef,
+        how: &How,
+        memory: &mut RowMemory,
+    ) -> Result<RowBatch> {
+        let answer = kept.bytes();
+        self.check_answer(answer)?;
+        let most = self.inner.answers.holdable_bytes();
+        self.settle(memory, answer.min(most), how).await?;
+        let mut memory = std::mem::take(memory);
+        let arrays = kept.batches().count().saturating_mul(schema.fields().len());
+        let is_little = is_little(&schema, answer, kept.picks.len(), arrays);
+        let put_together = move || {
+            let batches: Vec<&RecordBatch> = kept.batches().collect();
+            let (batch, keeps) = picked(&schema, &batches, &kept.picks)?;
+            if keeps {
+                memory.blocks.extend(kept.blocks);
+            }
+            Ok(RowBatch { batch, memory })
+        };
+        self.put_together(is_little, put_together).await
+    }
+
+    /// Puts rows in order: a few on this thread.
+    async fn put_together(
+        &self,
+        is_little: bool,
+        put_together: impl FnOnce() -> Result<RowBatch> + Send + 'static,
+    ) -> Result<RowBatch> {
+        let began = Instant::now();
+        let answer = match is_little {
             true => catch_unwind(AssertUnwindSafe(put_together))
                 .map_err(|_| Error::internal("rows could not be put together"))??,
             false => joined(tokio::task::spawn_blocking(put_together).await)??,
@@ -365,7 +429,7 @@ impl Rows {
             &self.inner.stats.gather_ns,
             began.elapsed().as_nanos() as u64,
         );
-        Ok(RowBatch { batch, memory })
+        Ok(answer)
     }
 
     async fn numbered_part(
@@ -379,44 +443,58 @@ impl Rows {
         (number, part, keys.patient, read)
     }
 
-    /// Parts of a request that reads whole blocks, if all of these are in memory: most requests of
-    /// an order by blocks. `Err`: the parts as they were; some are not.
-    fn all_kept(
-        &self,
-        dataset: &Dataset,
-        parts: Vec<Part>,
-        keys: &Keys,
-    ) -> std::result::Result<Vec<(usize, Part, PartRead)>, Vec<Part>> {
-        if !keys.whole || parts.len() > KEPT_AT_ONCE {
-            return Err(parts);
+    /// The rows of a request that reads whole blocks, if all of these are in memory: most requests of
+    /// an order by blocks. It takes no more than it must, since little else is left to do for them.
+    fn all_kept(&self, dataset: &Dataset, rows: &[u64], keys: &Keys) -> Result<Option<Kept>> {
+        if !keys.whole || rows.len() >= GROUPED_HERE_ROWS {
+            return Ok(None);
         }
-        let block = |part: &Part| {
-            let key = self.block_key(dataset, part.file, part.block, keys);
-            self.inner.cache.get(&key)
+        // The blocks so far: their numbers, and how many of the rows they have.
+        let mut known: Vec<(u64, u64)> = Vec::new();
+        let mut kept = Kept {
+            picks: Vec::with_capacity(rows.len()),
+            ..Kept::default()
         };
-        let Some(blocks) = parts.iter().map(block).collect::<Option<Vec<_>>>() else {
-            return Err(parts);
-        };
-        let kept = parts.into_iter().zip(blocks).enumerate();
-        let kept = kept.map(|(number, (part, block))| {
-            self.was_kept(dataset, &part);
-            (number, part, PartRead::whole(block))
-        });
-        Ok(kept.collect())
+        for &row in rows {
+            let place = dataset.locate(row)?;
+            let number = place.global_block;
+            let at = match known.iter().rposition(|(block, _)| *block == number) {
+                Some(at) => at,
+                None => {
+                    let key = self.block_key(dataset, place.file, place.block, keys);
+                    let block = match known.len() < KEPT_AT_ONCE {
+                        true => self.inner.cache.get(&key),
+                        false => None,
+                    };
+                    let Some(block) = block else {
+                        return Ok(None);
+                    };
+                    known.push((number, 0));
+                    kept.add(block);
+                    known.len() - 1
+                }
+            };
+            known[at].1 += 1;
+            kept.pick(at, place.row_in_block as usize);
+        }
+        for (_, rows) in known {
+            self.was_kept(dataset, rows);
+        }
+        Ok(Some(kept))
     }
 
     /// A part of a block that is in memory as a whole.
     fn kept(&self, dataset: &Dataset, part: &Part, keys: &Keys) -> Option<PartRead> {
         let key = self.block_key(dataset, part.file, part.block, keys);
         let block = self.inner.cache.get(&key)?;
-        self.was_kept(dataset, part);
+        self.was_kept(dataset, part.rows.len() as u64);
         Some(PartRead::whole(block))
     }
 
-    /// Counts a part whose block was in memory.
-    pub(super) fn was_kept(&self, dataset: &Dataset, part: &Part) {
+    /// Counts rows whose block was in memory.
+    pub(super) fn was_kept(&self, dataset: &Dataset, rows: u64) {
         add(&self.inner.stats.blocks_reused, 1);
-        let bytes = part.rows.len() as u64 * dataset.row_bytes();
+        let bytes = rows * dataset.row_bytes();
         request::count(request::Cost::MemoryBytes, bytes);
     }
 
@@ -430,7 +508,7 @@ impl Rows {
         if !keys.whole
             && let Some(batch) = self.take_soon(&key, &part.rows, keys)
         {
-            self.was_kept(dataset, part);
+            self.was_kept(dataset, part.rows.len() as u64);
             return Ok(PartRead::rows(batch));
         }
         let range = dataset
@@ -1381,6 +1459,26 @@ fn group(dataset: &Dataset, rows: &[u64]) -> Result<(Vec<Part>, Vec<Pick>)> {
         picks[at] = (parts.len() - 1, row as usize);
     }
     Ok((parts, picks))
+}
+
+/// Whether the runtime's threads may put an answer together themselves.
+fn is_little(schema: &SchemaRef, bytes: u64, rows: usize, arrays: usize) -> bool {
+    bytes < COPIED_HERE_BYTES
+        && rows <= COPIED_HERE_ROWS
+        && arrays <= COPIED_HERE_ARRAYS
+        && !any_has(schema, &is_compound)
+}
+
+/// The rows of `picks`, and whether they need the memory of the batches that they were in.
+fn picked(
+    schema: &SchemaRef,
+    batches: &[&RecordBatch],
+    picks: &[Pick],
+) -> Result<(RecordBatch, bool)> {
+    Ok(match slice(schema, batches, picks)? {
+        Some(slice) => (slice, true),
+        None => (copy(schema, batches, picks)?, any_has(schema, &is_view)),
+    })
 }
 
 /// The batches of all parts. Each pick, a part and a row of its block, becomes one of these batches

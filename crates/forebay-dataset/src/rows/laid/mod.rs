@@ -453,7 +453,7 @@ impl Rows {
             match batch {
                 Some(batch) => {
                     if found.is_in_memory() {
-                        self.was_kept(dataset, &found.part);
+                        self.was_kept(dataset, found.part.rows.len() as u64);
                     }
                     read.push((found.number, found.part, PartRead::rows(batch)));
                 }
@@ -668,7 +668,7 @@ impl Rows {
 
     fn count_in_memory(&self, dataset: &Dataset, all: &[Found]) {
         for found in all.iter().filter(|found| found.is_in_memory()) {
-            self.was_kept(dataset, &found.part);
+            self.was_kept(dataset, found.part.rows.len() as u64);
         }
     }
 
