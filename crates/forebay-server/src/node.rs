@@ -43,7 +43,7 @@ use forebay_stage::Stages;
 use forebay_store::{DirConfig, Sources, Store, StoreConfig};
 use futures::future::BoxFuture;
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -339,18 +339,18 @@ impl Node {
         self.app.s3_addr
     }
 
-    /// The data port as a URL.
+    /// The data port as a URL for clients on this machine.
     pub fn url(&self) -> Option<String> {
         self.app
             .s3_addr
-            .map(|a| format!("{}://{a}", self.app.scheme()))
+            .map(|a| format!("{}://{}", self.app.scheme(), connectable(a)))
     }
 
-    /// The admin port as a URL.
+    /// The admin port as a URL for clients on this machine.
     pub fn admin_url(&self) -> Option<String> {
         self.app
             .admin_addr
-            .map(|a| format!("{}://{a}", self.app.admin_scheme()))
+            .map(|a| format!("{}://{}", self.app.admin_scheme(), connectable(a)))
     }
 
     /// Where the admin port listens; `None` if it is off.
@@ -483,6 +483,17 @@ fn local_addr(listener: Option<&TcpListener>) -> Option<SocketAddr> {
     listener.and_then(|l| l.local_addr().ok())
 }
 
+/// Where a client on this machine reaches a listener: `0.0.0.0` and `[::]` stand for every address,
+/// and are none to connect to.
+fn connectable(address: SocketAddr) -> SocketAddr {
+    let ip: IpAddr = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        _ => return address,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
 async fn bind(key: &str, address: &str) -> Result<Option<TcpListener>> {
     if address == "off" {
         return Ok(None);
@@ -609,6 +620,24 @@ async fn start_or_find(mut config: Config) -> Result<Embedded> {
                 tokio::time::sleep(TAKEOVER_PAUSE).await;
             }
             Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_connects_to_an_address_that_stands_for_one_machine() {
+        for (listens, reached) in [
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "[::1]:80"),
+            ("10.1.2.3:80", "10.1.2.3:80"),
+            ("[fd00::1]:80", "[fd00::1]:80"),
+        ] {
+            let address = connectable(listens.parse().unwrap());
+            assert_eq!(address.to_string(), reached, "{listens}");
         }
     }
 }

@@ -20,7 +20,7 @@ use forebay_server::{
     init_logging, raise_open_files,
 };
 use futures::StreamExt;
-use std::{io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+use std::{io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::signal::unix::Signal;
 
 /// How long an origin may take to answer at the start before a warning says so.
@@ -318,6 +318,14 @@ async fn look_at_origins(node: Arc<Node>, json: bool) {
     }
 }
 
+/// What to say of a listener besides its URL on this machine.
+fn everywhere(listens: Option<SocketAddr>) -> &'static str {
+    match listens.is_some_and(|address| address.ip().is_unspecified()) {
+        true => "   (on all addresses: other machines take this one's name)",
+        false => "",
+    }
+}
+
 /// Says where the node listens: for a person, or as one JSON line.
 fn announce(node: &Node, json: bool) -> Outcome {
     let config = node.config();
@@ -343,7 +351,8 @@ fn announce(node: &Node, json: bool) -> Outcome {
     let style = out.style;
     let mut rows: Vec<(&str, String)> = Vec::new();
     if let Some(url) = node.url() {
-        rows.push(("endpoint", style.bold(&url)));
+        let more = everywhere(node.addr());
+        rows.push(("endpoint", format!("{}{more}", style.bold(&url))));
     }
     if let Some(path) = node.unix_path() {
         rows.push((
@@ -355,7 +364,8 @@ fn announce(node: &Node, json: bool) -> Outcome {
         ));
     }
     if let Some(url) = node.admin_url() {
-        rows.push(("admin", format!("{url}/metrics   /healthz   /readyz")));
+        let more = everywhere(node.admin_addr());
+        rows.push(("admin", format!("{url}/metrics   /healthz   /readyz{more}")));
     }
     for (bucket, url) in &buckets {
         let bucket = if bucket == "*" {

@@ -56,6 +56,48 @@ fn a_person_is_told_where_the_node_is_and_how_to_stop_it() {
 }
 
 #[test]
+fn who_listens_on_all_addresses_is_told_one_to_connect_to() {
+    let everywhere = ["--listen", "0.0.0.0:0", "--set", "auth.anonymous=true"];
+    let (dir, file) = configured("");
+    let mut serve = command(&["serve", "--json", "--config", file.to_str().unwrap()]);
+    serve.args(everywhere);
+    let node = Node::start_as(dir, serve);
+    assert!(node.url.starts_with("http://127.0.0.1:"), "{}", node.url);
+    let listens = node.ready["s3"].as_str().unwrap();
+    assert!(listens.starts_with("0.0.0.0:"), "{listens}");
+    node.run(&["ls"]).ok();
+
+    let (_dir, file) = configured("");
+    let mut child = command(&["serve", "--config", file.to_str().unwrap()])
+        .args(everywhere)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut shown = String::new();
+    while !shown.contains("Ctrl-C") {
+        assert!(
+            out.read_line(&mut shown).unwrap() > 0,
+            "ended after\n{shown}"
+        );
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let line = |name: &str| {
+        let mut lines = shown.lines();
+        lines.find(|l| l.trim_start().starts_with(name)).unwrap()
+    };
+    let endpoint = line("endpoint");
+    assert!(
+        endpoint.contains("http://127.0.0.1:") && endpoint.contains("all addresses"),
+        "{shown}"
+    );
+    assert!(!line("admin").contains("all addresses"), "{shown}");
+    assert!(!shown.contains("0.0.0.0"), "{shown}");
+}
+
+#[test]
 fn sigint_and_sigterm_stop_gracefully_and_the_cache_is_there_again() {
     let mut node = Node::start();
     node.seed("x", &bytes(100_000));
