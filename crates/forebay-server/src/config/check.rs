@@ -11,7 +11,7 @@ use forebay_core::{
 };
 use forebay_membership::Source;
 use forebay_origin::{LocalOrigin, OriginUrl};
-use forebay_store::DirConfig;
+use forebay_store::{DirConfig, disk::Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -71,6 +71,25 @@ impl fmt::Display for Problem {
             write!(f, " ({})", self.hint)
         }
     }
+}
+
+/// The room that a file system has for caches which hold `held` bytes of it already: `kept` are to
+/// stay free.
+fn room(space: Space, kept: u64, held: u64) -> u64 {
+    let available = space.available_bytes.saturating_add(held);
+    available.saturating_sub(kept)
+}
+
+/// The bytes of the files in a directory and below it, as far as they can be read.
+fn bytes_in(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(meta) if meta.is_dir() => bytes_in(&entry.path()),
+            Ok(meta) if meta.is_file() => meta.len(),
+            _ => 0,
+        })
+        .sum()
 }
 
 impl Config {
@@ -180,8 +199,8 @@ impl Config {
         problems.0
     }
 
-    /// Warns of directories whose sizes exceed what their file system holds, less what must stay
-    /// free.
+    /// Warns of directories whose sizes exceed the room that their file system has for them at this
+    /// moment.
     fn check_room(&self, problems: &mut Problems) {
         use std::os::unix::fs::MetadataExt;
         let mut file_systems: BTreeMap<u64, Vec<&super::CacheDir>> = BTreeMap::new();
@@ -198,10 +217,14 @@ impl Config {
             };
             let configured = self.cache.keep_free.map(|b| b.0);
             let kept = forebay_store::keep_free_of(configured, space.total_bytes);
-            let room = space.total_bytes.saturating_sub(kept);
             let promised = dirs
                 .iter()
                 .fold(0u64, |sum, d| sum.saturating_add(d.size.0));
+            if promised <= room(space, kept, 0) {
+                continue;
+            }
+            let held: u64 = dirs.iter().map(|d| bytes_in(&d.path)).sum();
+            let room = room(space, kept, held);
             if promised > room {
                 let names: Vec<_> = dirs.iter().map(|d| d.path.display().to_string()).collect();
                 problems.warning(
@@ -212,7 +235,7 @@ impl Config {
                         format_bytes(promised),
                         format_bytes(room)
                     ),
-                    "give it a smaller size: the cache uses only the room that there is",
+                    "give it a smaller size, or free space: it uses only the room that there is",
                 );
             }
         }
@@ -916,10 +939,13 @@ mod tests {
     }
 
     fn sound() -> Config {
-        Config {
+        let mut config = Config {
             origins: vec![NamedOrigin::parse("s3://photos").unwrap()],
             ..Config::default()
-        }
+        };
+        // How full the disks are on which the tests run is no matter.
+        config.cache.keep_free = Some(Bytes(0));
+        config
     }
 
     #[test]
@@ -1205,6 +1231,25 @@ mod tests {
     }
 
     #[test]
+    fn the_room_is_what_is_free_and_what_the_cache_has_already() {
+        const GIB: u64 = 1 << 30;
+        let space = Space {
+            total_bytes: 100 * GIB,
+            available_bytes: 10 * GIB,
+        };
+        assert_eq!(room(space, 4 * GIB, 0), 6 * GIB);
+        assert_eq!(room(space, 4 * GIB, 20 * GIB), 26 * GIB);
+        assert_eq!(room(space, 11 * GIB, 0), 0);
+        let dir = tempfile::tempdir().unwrap();
+        let below = dir.path().join("staged/0123");
+        std::fs::create_dir_all(&below).unwrap();
+        std::fs::write(dir.path().join("seg-1"), [1; 3000]).unwrap();
+        std::fs::write(below.join("f1"), [1; 500]).unwrap();
+        assert_eq!(bytes_in(dir.path()), 3500);
+        assert_eq!(bytes_in(&dir.path().join("none")), 0);
+    }
+
+    #[test]
     fn a_cache_larger_than_its_file_system_is_a_warning() {
         let dir = tempfile::tempdir().unwrap();
         let room = |dirs: &[String]| {
@@ -1219,10 +1264,10 @@ mod tests {
         let said = room(&[at("not/there/yet", "900TiB")]);
         assert!(said.contains("not/there/yet may take 900.0 TiB"), "{said}");
         // Together they exceed it.
-        let total = forebay_store::disk::space_of(dir.path())
+        let available = forebay_store::disk::space_of(dir.path())
             .unwrap()
-            .total_bytes;
-        let half = (total / 5 * 3).to_string();
+            .available_bytes;
+        let half = (available / 5 * 3).to_string();
         assert_eq!(room(&[at("a", &half)]), "");
         assert!(room(&[at("a", &half), at("b", &half)]).contains("/a, "));
     }
