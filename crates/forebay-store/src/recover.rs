@@ -214,14 +214,16 @@ impl Inner {
         if std::mem::replace(&mut *closed, true) {
             return Ok(());
         }
+        let refuses = |d: &Directory| matches!(d.health(), DirState::Full | DirState::ReadOnly);
         let mut result = match self.checkpoint() {
-            Err(e) if self.dirs.iter().any(|d| d.health() == DirState::Full) => {
-                tracing::warn!(error = %e.describe(), "the index could not be written out on a full file system; the next start reads the records");
+            Err(e) if self.dirs.iter().any(refuses) => {
+                tracing::warn!(error = %e.describe(), "the index could not be written out on a full or read-only file system; the next start reads the records");
                 Ok(())
             }
             written => written,
         };
         for dir in &self.dirs {
+            let unsaved = dir.identity_unsaved.load(Relaxed);
             dir.close_active();
             let segments: Vec<_> = dir.state.lock().segments.values().cloned().collect();
             let synced = segments
@@ -241,11 +243,28 @@ impl Inner {
                 let error = dir.write_failed(e, self.now());
                 if is_lost {
                     self.distrust(dir, &error);
+                } else if dir.health() == DirState::ReadOnly
+                    && !(unsaved && self.forgets_removals(dir))
+                {
+                    // The mark of a clean close is all that is missing.
+                    tracing::warn!(dir = %dir.path.display(), error = %error.describe(), "a cache directory that cannot be written holds what it held");
+                    continue;
                 }
                 result = Err(error.context("close"));
             }
         }
         result
+    }
+
+    /// Whether `dir`, whose identity is not on its disk, missed a removal, and no other directory has
+    /// that on its own.
+    fn forgets_removals(&self, dir: &Directory) -> bool {
+        let notes = |peer: &Directory| {
+            let is_noted = peer.identity.lock().distrusted_peers.contains(&dir.id);
+            is_noted && !peer.identity_unsaved.load(Relaxed)
+        };
+        let missed = dir.identity.lock().missed_tombstone;
+        missed && !self.dirs.iter().any(notes)
     }
 }
 

@@ -401,6 +401,57 @@ fn a_removal_on_a_full_disk_still_holds_after_a_restart() {
 }
 
 #[test]
+fn a_read_only_directory_is_closed_without_an_error_unless_it_missed_a_removal() {
+    for (was_read_only, removes) in [(true, false), (false, false), (true, true), (false, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(&[(dir.path(), 16 * MIB)]);
+        let store = open(&config);
+        put(&store, "a", 1).unwrap();
+        store.close().unwrap();
+        drop(store);
+        let (disk, faults) = FaultyDisk::new(RealDisk);
+        if was_read_only {
+            faults.read_only("");
+        }
+        let store = Store::open_on(Arc::new(disk), config.clone(), clock()).unwrap();
+        if !was_read_only {
+            put(&store, "b", 2).unwrap();
+            faults.read_only("");
+        }
+        if removes {
+            assert!(store.remove(&name("a")));
+        }
+        let closed = store.close();
+        assert_eq!(
+            closed.is_err(),
+            removes,
+            "{was_read_only}, {removes}: {closed:?}"
+        );
+        drop(store);
+        let store = open(&config);
+        assert_eq!(read_inline(&store, &name("a")).unwrap(), bytes(1, 5000));
+        let b = read_inline(&store, &name("b"));
+        assert_eq!(b.is_some(), !was_read_only);
+    }
+}
+
+#[test]
+fn a_read_only_directory_that_missed_a_removal_is_noted_in_another_one() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let config = config(&[(a.path(), 16 * MIB), (b.path(), 16 * MIB)]);
+    let (store, faults, _) = open_faulty(&config);
+    for i in 0..40 {
+        put(&store, &format!("o/{i}"), i).unwrap();
+    }
+    assert!((5..35).contains(&store.stats().dirs[0].records));
+    faults.read_only(a.path().to_str().unwrap());
+    for i in 0..40 {
+        assert!(store.remove(&name(&format!("o/{i}"))));
+    }
+    store.close().unwrap();
+}
+
+#[test]
 fn a_read_only_directory_is_served_and_must_be_revalidated() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(&[(dir.path(), 16 * MIB)]);
