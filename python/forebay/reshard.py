@@ -7,13 +7,15 @@ reshard`` run it; the other commands of ``forebay`` are of the compiled program.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from . import _command, _options
 from ._words import counted
-from .errors import InvalidRequest
+from .errors import Error, InvalidRequest
 
 __all__ = ["main"]
 
@@ -28,6 +30,34 @@ Examples:
 What was stopped goes on when it is called again with the same arguments. Read the result as
 manifest:TARGET/_manifest, which is written last.
 JSON: {"target", "format", "manifest", "shards", "rows", "bytes", "found", "seconds"}"""
+
+
+#: What the arguments of :func:`forebay.open` are called here.
+_OF_OPEN = {"format": "--source-format"}
+#: The same of :meth:`forebay.Dataset.write`.
+_OF_WRITE = {
+    "order": "--shuffle",
+    "index": "--no-index",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            "format",
+            "seed",
+            "epoch",
+            "columns",
+            "shard_size",
+            "shard_rows",
+            "compression",
+            "row_group_rows",
+            "key",
+            "name",
+            "writers",
+        )
+    },
+}
+#: Before the name of an argument: not a part of a path, of a text in quotes or of another name.
+_BEFORE = r"(?<![\w/.='\"{-])"
+_ARGUMENT = re.compile(rf"""{_BEFORE}([a-z]\w*)=("[^"]*"|'[^']*'|\w+|(?={{))?""")
 
 
 def _parser() -> _command.Parser:
@@ -89,6 +119,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _command.run(_parser(), arguments, _run, again)
 
 
+@contextlib.contextmanager
+def _typed(options: Mapping[str, str]) -> Iterator[None]:
+    """Errors of the library name the options that were typed in place of Python's arguments."""
+    try:
+        yield
+    except Error as e:
+        e.message = _in_options(e.message, options)
+        e.hint = _in_options(e.hint, options) if e.hint else e.hint
+        raise
+
+
+def _in_options(text: str, options: Mapping[str, str]) -> str:
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name in _options.OPTIONS and (name not in options or value == ""):
+            return f"--option {found[0]}"
+        if name not in options:
+            return found[0]
+        if value is None:
+            return options[name]
+        if re.fullmatch(r"""(["'])[\w:.-]+\1""", value):
+            value = value[1:-1]
+        return options[name] + (' ""' if value == "None" else f" {value}")
+
+    text = _ARGUMENT.sub(option, text)
+    first = re.match(r"[a-z]\w*(?= is )", text)
+    if first and first[0] in options:
+        text = options[first[0]] + text[first.end() :]
+    elif first and first[0] in _options.OPTIONS:
+        text = f"--option {text}"
+    for name in filter(lambda name: "_" in name, options):
+        text = re.sub(rf"{_BEFORE}{name}(?![\w/.=])", options[name], text)
+    return text
+
+
 def _run(args: argparse.Namespace) -> int:
     from . import open
     from .dataset import Dataset
@@ -123,24 +188,26 @@ def _run(args: argparse.Namespace) -> int:
             ) from None
     client = _command.client(args)
     example = _command.features(args)
-    ds = open(args.source, client=client, format=args.source_format, example=example)
-    done = ds.write(
-        args.target,
-        args.format,
-        order=args.shuffle,
-        seed=args.seed,
-        epoch=args.epoch,
-        columns=columns,
-        shard_size=args.shard_size,
-        shard_rows=args.shard_rows,
-        compression=compression,
-        row_group_rows=args.row_group_rows,
-        key=args.key or None,
-        index=not args.no_index,
-        name=args.name,
-        writers=args.writers,
-        **options,
-    )
+    with _typed(_OF_OPEN):
+        ds = open(args.source, client=client, format=args.source_format, example=example)
+    with _typed(_OF_WRITE):
+        done = ds.write(
+            args.target,
+            args.format,
+            order=args.shuffle,
+            seed=args.seed,
+            epoch=args.epoch,
+            columns=columns,
+            shard_size=args.shard_size,
+            shard_rows=args.shard_rows,
+            compression=compression,
+            row_group_rows=args.row_group_rows,
+            key=args.key or None,
+            index=not args.no_index,
+            name=args.name,
+            writers=args.writers,
+            **options,
+        )
     if args.json:
         print(
             json.dumps(

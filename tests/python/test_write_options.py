@@ -788,3 +788,33 @@ def test_the_command_passes_options_on(source, node, scratch, fetch):
     ):
         failed = reshard(node, *command, *wrong)
         assert failed.returncode == 2 and failed.stderr.startswith("error: "), failed.stderr
+
+
+def test_errors_of_the_command_name_its_options(source, node, scratch, fetch):
+    command = ["reshard", f"scratch/{scratch}/in/*.parquet", f"scratch/{scratch}/out/"]
+    for wrong, said in [
+        (["--shard-size", "x"], "error: --shard-size x is not a size\n"),
+        (["--shard-size", "1MiB", "--shard-rows", "5"], "give --shard-size or --shard-rows, not"),
+        (["--shard-rows", "0"], "error: --shard-rows is 0\n"),
+        (["--name", "a b"], "error: --name is 'a b'\n"),
+        (["--no-index"], "error: --no-index is an option of tfrecord, and the format is parquet\n"),
+        (["--no-index"], "hint: leave it out, or write --format tfrecord; parquet has "),
+        (["--format", "tar", "--key", "nope"], "error: --key names column 'nope'"),
+        (["--format", "tar", "--key", "nope"], '; --key "" numbers the samples\n'),
+        (["--option", "data_page_size=0"], "error: --option data_page_size is 0\n"),
+        (["--option", "page_size=5"], "hint: did you mean --option data_page_size=?"),
+        (["--option", "compression_level=3"], "hint: give --compression zstd too\n"),
+    ]:
+        failed = reshard(node, *command, *wrong)
+        assert failed.returncode == 2 and said in failed.stderr, failed.stderr
+    assert not fetch("out/")
+
+
+def test_only_arguments_of_python_become_options():
+    from forebay.reshard import _OF_OPEN, _OF_WRITE, _in_options
+
+    kept = "no files match 'key=5/x' nor b/shard_rows=3/"
+    assert _in_options(kept, _OF_WRITE) == kept
+    assert _in_options('format="jsonl" says so', _OF_OPEN) == "--source-format jsonl says so"
+    assert _in_options('columns={"id": "json"}', _OF_WRITE) == '--option columns={"id": "json"}'
+    assert "--shard-rows (None, not 300)" in _in_options("shard_rows (None, not 300)", _OF_WRITE)
