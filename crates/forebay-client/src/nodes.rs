@@ -18,14 +18,14 @@ use crate::{
     node::{Common, Node},
     owners,
 };
-use forebay_core::sync::Mutex;
+use forebay_core::{sync::Mutex, threads::blocking};
 use forebay_protocol::{ADDRESSES_MAX, Address};
 use futures::future::BoxFuture;
 use std::{
     cmp::Reverse,
     hash::{BuildHasher, RandomState},
     io,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -69,7 +69,15 @@ impl Resolve for System {
         host: &'a str,
         port: u16,
     ) -> BoxFuture<'a, io::Result<Vec<SocketAddr>>> {
-        Box::pin(async move { Ok(tokio::net::lookup_host((host, port)).await?.collect()) })
+        let host = host.to_owned();
+        Box::pin(async move {
+            if let Ok(ip) = host.parse::<IpAddr>() {
+                return Ok(vec![SocketAddr::new(ip, port)]);
+            }
+            // Not the runtime's own way, which panics where the system gives no thread.
+            let found = blocking(move || (host.as_str(), port).to_socket_addrs()).await;
+            Ok(found.map_err(io::Error::other)??.collect())
+        })
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 use bytes::Bytes;
 use forebay_cluster::{Map, MemberState, Table, Unit};
-use forebay_core::{Error, ObjectName};
+use forebay_core::{Error, ObjectName, threads::blocking};
 use forebay_protocol::{ADDRESSES_MAX, Address, Addresses, CLUSTER_MAP_PATH};
 use http::Method;
 use std::{
@@ -275,8 +275,10 @@ impl Looking {
         if nodes.settings().direct.is_none() {
             let (address, at) = preferred.key();
             let key = (address.clone(), at);
-            let here = tokio::task::spawn_blocking(move || is_here(&key)).await;
-            if here.unwrap_or(true) || preferred.has_socket() {
+            let Ok(here) = blocking(move || is_here(&key)).await else {
+                return Ok(None);
+            };
+            if here || preferred.has_socket() {
                 return Err(NoCluster);
             }
         }
@@ -301,10 +303,11 @@ impl Looking {
         // The table takes some milliseconds.
         let (common, before) = (nodes.common().clone(), nodes.owners().lock().now.clone());
         let made = move || Owners::new(common, text, before.as_deref());
-        match tokio::task::spawn_blocking(made).await {
+        match blocking(made).await {
             Ok(Ok(owners)) => Ok(Some(owners)),
             // A map that this version cannot read.
-            _ => Err(NoCluster),
+            Ok(Err(_)) => Err(NoCluster),
+            Err(_) => Ok(None),
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod name;
 pub mod range;
 pub mod request;
 pub mod sync;
+pub mod threads;
 pub mod units;
 
 pub use budget::{MemoryBudget, Reservation};

@@ -1,7 +1,7 @@
 //! Small helpers between streams, buffers and threads that may block.
 
 use bytes::Bytes;
-use forebay_core::{Error, Reservation, Result};
+use forebay_core::{Error, Reservation, Result, request, threads};
 use futures::StreamExt;
 
 /// A buffer that gives its reservation back when its last slice is dropped.
@@ -19,9 +19,7 @@ pub(crate) fn reserved(data: impl AsRef<[u8]> + Send + 'static, reservation: Res
 pub(crate) async fn blocking<T: Send + 'static>(
     f: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
-    tokio::task::spawn_blocking(forebay_core::request::carried(f))
-        .await
-        .map_err(|e| Error::internal("a worker thread failed").caused_by(e))
+    threads::blocking(request::carried(f)).await
 }
 
 /// Cuts a stream into buffers of given sizes, and keeps what is left over between them.

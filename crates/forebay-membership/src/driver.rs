@@ -8,7 +8,7 @@ use crate::{
     etcd::{Before, Etcd, EtcdAccess, Found, Registration, now_secs},
 };
 use forebay_cluster::{Map, Member, Membership, Order, Placed, Run, Term};
-use forebay_core::{Error, ErrorKind, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Result, sync::Mutex, threads};
 use forebay_peer::{Cluster, Leases, Writes, addresses_of, boot_time};
 use futures::StreamExt;
 use std::{
@@ -22,7 +22,6 @@ use std::{
 };
 use tokio::{
     sync::Notify,
-    task::spawn_blocking,
     time::{sleep, timeout},
 };
 
@@ -775,9 +774,8 @@ fn no_member() -> Error {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    spawn_blocking(work)
-        .await
-        .map_err(|e| Error::internal(format!("computing a map: {e}")))?
+    let done = threads::blocking(work).await;
+    done.map_err(|e| e.context("computing a map"))?
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@
 use async_trait::async_trait;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use forebay_cluster::{HAND_OVER_MAX, Map, Member, MemberState, Run, Term};
-use forebay_core::{Error, Result, name::shorten, sync::Mutex};
+use forebay_core::{Error, Result, name::shorten, sync::Mutex, threads};
 use forebay_peer::Leases;
 use futures::StreamExt;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
@@ -419,8 +419,7 @@ impl Etcd {
         };
         // Read again each time: it may have been changed.
         let file = password.clone();
-        let text = tokio::task::spawn_blocking(move || read_password(&file)).await;
-        let text = text.map_err(|e| Error::internal(e.to_string()))??;
+        let text = threads::blocking(move || read_password(&file)).await??;
         let body = json!({"name": name, "password": text});
         let token: Token = self
             .ask(at, "/v3/auth/authenticate", &body, None)

@@ -17,7 +17,7 @@ use crate::{
     s3::{Address, GOOGLE_PIECE_BYTES, S3Endpoint, S3Origin},
     web::WebOrigin,
 };
-use forebay_core::{Error, ErrorKind, Result, name, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Result, name, sync::Mutex, threads};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     path::PathBuf,
@@ -373,15 +373,13 @@ impl Wildcard {
                 return Ok(origin);
             }
             let (this, bucket) = (self.clone(), bucket.to_owned());
-            let looked = tokio::task::spawn_blocking(move || {
+            let looked = threads::blocking(move || {
                 let _place = place;
                 let origin = this.get(&bucket)?;
                 this.keep_exists(&bucket, true);
                 Ok(origin)
             });
-            looked
-                .await
-                .map_err(|e| Error::internal(format!("file work ended: {e}")))?
+            looked.await.map_err(|e| e.context("work on files"))?
         };
         if let Ok(found) = timeout(LOOK_TIMEOUT, look).await {
             return found;

@@ -23,7 +23,7 @@ use crate::{
 };
 use bytes::{Bytes, BytesMut};
 use forebay_cluster::{Placed, Unit, View};
-use forebay_core::{Error, ErrorKind, Reservation, Result, sync::Mutex};
+use forebay_core::{Error, ErrorKind, Reservation, Result, sync::Mutex, threads};
 use forebay_engine::{Engine, TakenOver};
 use forebay_store::Walk;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -397,8 +397,8 @@ pub(crate) fn unknown_table(epoch: u64) -> Error {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let work = tokio::task::spawn_blocking(work).await;
-    work.map_err(|e| Error::internal(format!("looking at slots: {e}")))?
+    let done = threads::blocking(work).await;
+    done.map_err(|e| e.context("looking at slots"))?
 }
 
 /// Asks, and returns the first message of the answer.

@@ -33,7 +33,7 @@ use crate::{
 };
 use arc_swap::{ArcSwap, Guard};
 use forebay_batch::Batcher;
-use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock};
+use forebay_core::{Clock, Error, ErrorKind, MemoryBudget, Result, SystemClock, threads::blocking};
 use forebay_dataset::{
     Datasets, Rows, filter::Filters, follow::Plans, keys::Keys, stream::Streams,
 };
@@ -100,8 +100,8 @@ impl Node {
         let admin = bind("listen.admin", &config.listen.admin).await?;
         let peer = bind("listen.peer", &config.listen.peer).await?;
         let settings = config.clone();
-        let settings = tokio::task::spawn_blocking(move || peers::Settings::read(&settings)).await;
-        let settings = settings.map_err(|e| Error::internal(format!("reading the map: {e}")))??;
+        let settings = blocking(move || peers::Settings::read(&settings)).await;
+        let settings = settings.map_err(|e| e.context("reading the map"))??;
         let origins = Arc::new(OriginBuckets::open(&config.origins)?);
         let store = open_store(&config, origins.sources(), clock.clone()).await?;
         let node_id = RequestId::new().to_string();
@@ -143,8 +143,8 @@ impl Node {
                 let dirs = config.cache.dirs.iter().map(|d| d.path.clone()).collect();
                 let clock = clock.clone();
                 let open = move || Register::open(&cluster, dirs, clock);
-                let opened = tokio::task::spawn_blocking(open).await;
-                let failed = |e| Error::internal(format!("reading what is pinned: {e}"));
+                let opened = blocking(open).await;
+                let failed = |e: Error| e.context("reading what is pinned");
                 Some(Arc::new(opened.map_err(failed)?))
             }
             None => None,
@@ -166,9 +166,8 @@ impl Node {
                 Keys::new(of, keys_dir),
             )
         };
-        let kept = tokio::task::spawn_blocking(kept).await;
-        let (filters, keys) =
-            kept.map_err(|e| Error::internal(format!("opening what is kept of datasets: {e}")))?;
+        let kept = blocking(kept).await;
+        let (filters, keys) = kept.map_err(|e| e.context("opening what is kept of datasets"))?;
         let plans = Plans::new(&datasets, &rows);
         if let Some(joined) = &joined {
             joined.cluster.set_copies(&config.engine().rules);
@@ -384,9 +383,9 @@ impl Node {
     pub fn reload(&self, loaded: Result<Config>) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let app = self.app.clone();
-            let done = tokio::task::spawn_blocking(move || reload::reload(&app, loaded)).await;
+            let done = blocking(move || reload::reload(&app, loaded)).await;
             if let Err(e) = done {
-                tracing::error!(error = %e, "the configuration could not be taken over");
+                tracing::error!(error = %e.describe(), "the configuration could not be taken over");
             }
             self.reload.notify_one();
         })
@@ -545,9 +544,9 @@ async fn open_store(
         discard_incompatible: config.cache.discard_incompatible,
         ..StoreConfig::default()
     };
-    let opened = tokio::task::spawn_blocking(move || Store::open(store_config, clock)).await;
+    let opened = blocking(move || Store::open(store_config, clock)).await;
     opened
-        .map_err(|e| Error::internal(format!("opening the cache: {e}")))?
+        .map_err(|e| e.context("opening the cache"))?
         .map(|s| Some(Arc::new(s)))
 }
 
@@ -561,9 +560,9 @@ async fn open_stages(
         return Ok(None);
     };
     let (config, engine) = (config.stages(), engine.clone());
-    let opened = tokio::task::spawn_blocking(move || Stages::open(config, engine, store)).await;
+    let opened = blocking(move || Stages::open(config, engine, store)).await;
     opened
-        .map_err(|e| Error::internal(format!("opening the checkpoints: {e}")))?
+        .map_err(|e| e.context("opening the checkpoints"))?
         .map(Some)
 }
 

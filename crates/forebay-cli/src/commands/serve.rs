@@ -12,7 +12,7 @@ use crate::{
     signals::{self, Signals},
     style::Style,
 };
-use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
+use forebay_core::{Error, ErrorKind, Result, threads::blocking, units::format_bytes};
 use forebay_engine::ListRequest;
 use forebay_server::{
     Node,
@@ -233,13 +233,8 @@ async fn reload_on_hangup(node: Arc<Node>, mut hangups: Signal, settings: Settin
     while hangups.recv().await.is_some() {
         tracing::info!("SIGHUP: reading the configuration, keys and certificates again");
         let settings = settings.clone();
-        let loaded = tokio::task::spawn_blocking(move || load(&settings, json)).await;
-        let loaded = loaded.unwrap_or_else(|e| {
-            Err(Error::internal(format!(
-                "the configuration could not be read: {e}"
-            )))
-        });
-        node.reload(loaded).await;
+        let loaded = blocking(move || load(&settings, json)).await;
+        node.reload(loaded.flatten()).await;
     }
 }
 

@@ -2,7 +2,7 @@
 //! that waits for it, whether or not somebody waits for the thread: so they are few enough that the rest
 //! of the runtime's, which the cache and everybody else need, are left.
 
-use forebay_core::{Error, Result};
+use forebay_core::{Error, Result, threads};
 use std::sync::Arc;
 use tokio::sync::{AcquireError, Semaphore};
 
@@ -34,13 +34,12 @@ impl Threads {
         let closed = |_: AcquireError| Error::internal("no thread waits for files any more");
         let own = self.0.clone().acquire_owned().await.map_err(closed)?;
         let of_all = ALL.acquire().await.map_err(closed)?;
-        let work = tokio::task::spawn_blocking(move || {
+        let work = threads::blocking(move || {
             // Until it has ended, whether or not somebody waits for it.
             let _places = (own, of_all);
             f()
         });
-        work.await
-            .map_err(|e| Error::internal(format!("file work ended: {e}")))
+        work.await.map_err(|e| e.context("work on files"))
     }
 }
 
