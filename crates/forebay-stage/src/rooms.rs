@@ -1,7 +1,7 @@
 //! Room on disk for staged files: taken from the cache's size, and given back when they are gone.
 
 use crate::{
-    entry::{Entry, Phase},
+    entry::{Entry, Phase, State},
     stages::Inner,
 };
 use forebay_core::{Error, ErrorKind, Result, units::format_bytes};
@@ -202,7 +202,7 @@ impl Inner {
                     continue;
                 }
                 self.stats.refused.fetch_add(1, Relaxed);
-                return Err(self.no_room(bytes, of));
+                return Err(self.no_room(bytes, &allowed, of).await);
             }
         }
     }
@@ -238,19 +238,42 @@ impl Inner {
     /// Of `dirs`, those in which there would be room if all that may go went ([`Inner::evict_one`]): of
     /// the cache's size, and on the file system, which others may have filled.
     async fn would_have_room(self: &Arc<Self>, bytes: u64, dirs: &[usize]) -> Result<Vec<usize>> {
-        let mut warm = vec![0u64; self.dirs.len()];
+        let warm = self.room_of(|_, state| state.phase == Phase::Durable || state.is_left());
+        let dirs = self.within_size(bytes, dirs, &warm);
+        self.on_disk(bytes, dirs, warm).await
+    }
+
+    /// The room that some checkpoints have, by directory.
+    fn room_of(&self, of: impl Fn(&Entry, &State) -> bool) -> Vec<u64> {
+        let mut bytes = vec![0u64; self.dirs.len()];
         for entry in self.entries.lock().values() {
             let state = entry.state.lock();
-            if state.phase == Phase::Durable || state.is_left() {
-                state.rooms.iter().for_each(|r| warm[r.dir] += r.bytes);
+            if of(entry, &state) {
+                let rooms = state.rooms.iter().chain(&state.ahead);
+                rooms.for_each(|room| bytes[room.dir] += room.bytes);
             }
         }
-        let stays = |dir: usize| self.store.aside_bytes(dir).saturating_sub(warm[dir]);
+        bytes
+    }
+
+    /// Of `dirs`, those of whose size staged files would have enough if `gone` were given back.
+    fn within_size(&self, bytes: u64, dirs: &[usize], gone: &[u64]) -> Vec<usize> {
+        let stays = |dir: usize| self.store.aside_bytes(dir).saturating_sub(gone[dir]);
         let fits = |dir: &usize| stays(*dir).saturating_add(bytes) <= self.most(*dir);
-        let mut dirs: Vec<usize> = dirs.iter().copied().filter(fits).collect();
+        dirs.iter().copied().filter(fits).collect()
+    }
+
+    /// Of `dirs`, those whose file systems would have room if `gone` were given back, and all that is
+    /// cached too.
+    async fn on_disk(
+        self: &Arc<Self>,
+        bytes: u64,
+        mut dirs: Vec<usize>,
+        gone: Vec<u64>,
+    ) -> Result<Vec<usize>> {
         let inner = self.clone();
         let asked = spawn_blocking(move || {
-            dirs.retain(|dir| inner.store.could_set_aside(*dir, bytes, warm[*dir]));
+            dirs.retain(|dir| inner.store.could_set_aside(*dir, bytes, gone[*dir]));
             dirs
         });
         asked
@@ -258,19 +281,34 @@ impl Inner {
             .map_err(|e| Error::internal("looking for room ended").caused_by(e))
     }
 
-    fn no_room(&self, bytes: u64, of: Option<&str>) -> Error {
+    /// Why there is no room: it comes when others are durable, or not by itself.
+    async fn no_room(self: &Arc<Self>, bytes: u64, dirs: &[usize], of: Option<&str>) -> Error {
+        let is_other = |entry: &Entry| Some(entry.folder.as_str()) != of;
+        let comes = self.entries.lock().values().any(|entry| {
+            let is_over = entry.state.lock().phase.is_over();
+            is_other(entry) && !is_over
+        });
+        let gone = self.room_of(|entry, _| is_other(entry));
+        let within = self.within_size(bytes, dirs, &gone);
+        let fits = match self.on_disk(bytes, within.clone(), gone).await {
+            Ok(dirs) => !dirs.is_empty(),
+            Err(e) => return e,
+        };
+        let lacks = format!("there is no room to stage {}", format_bytes(bytes));
+        if !within.is_empty() && !fits {
+            let full = within.iter().map(|dir| self.dirs[*dir].display());
+            let full: Vec<String> = full.map(|dir| dir.to_string()).collect();
+            let message = format!("{lacks}: the file system of {} is full", full.join(", "));
+            return Error::new(ErrorKind::NoRoom, message).hint(
+                "others have filled it: free space there, or move the cache to another disk",
+            );
+        }
         let all: u64 = (0..self.dirs.len()).map(|dir| self.most(dir)).sum();
-        let fits = bytes <= self.largest();
-        let others =
-            self.entries.lock().values().any(|entry| {
-                Some(entry.folder.as_str()) != of && !entry.state.lock().phase.is_over()
-            });
         let message = format!(
-            "there is no room to stage {}: checkpoints may take {} of the cache",
-            format_bytes(bytes),
+            "{lacks}: checkpoints may take {} of the cache",
             format_bytes(all)
         );
-        if fits && others {
+        if fits && comes {
             return Error::busy(message)
                 .hint("others are on their way to the origin; there is room when they are durable")
                 .retry_after(Duration::from_secs(2));

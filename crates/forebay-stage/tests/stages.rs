@@ -2022,6 +2022,45 @@ async fn what_the_file_system_could_never_hold_evicts_nothing() {
 }
 
 #[tokio::test]
+async fn what_becomes_durable_is_waited_for_only_where_that_makes_room() {
+    let site = Site::new(128 << 20);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    faults.say_available(Some(1 << 40));
+    let run = site.start_on(Arc::new(disk), &[site.dir.path()]);
+    site.origin.down.store(true, SeqCst);
+    let first = run.save("first", 1).await.unwrap();
+    let second = run.begin("second", true).await.unwrap();
+    // Others fill the disk. What waits for the origin has some 6 MiB there.
+    faults.say_available(Some(0));
+    let put = |size: usize| {
+        let (run, second, data) = (&run, &second, vec![7u8; size]);
+        async move { run.put("second", second, "f", &data).await.unwrap_err() }
+    };
+    let e = put(2 * MIB).await;
+    assert!(
+        e.kind() == ErrorKind::Busy && e.retry_after_hint().is_some(),
+        "{e}"
+    );
+    let e = put(40 * MIB).await;
+    let dir = site.dir.path().display().to_string();
+    assert!(
+        e.kind() == ErrorKind::NoRoom && e.message().contains(&dir),
+        "{e}"
+    );
+    assert!(e.hint_text().unwrap().contains("free space there"), "{e}");
+    // Nor is there room for anything where nothing else waits.
+    site.origin.down.store(false, SeqCst);
+    run.abandon("first", &first).await.unwrap();
+    run.removed().await;
+    let e = put(2 * MIB).await;
+    assert!(
+        e.kind() == ErrorKind::NoRoom && e.message().contains(&dir),
+        "{e}"
+    );
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn room_for_what_is_noted_is_made_on_the_disk_that_lacks_it() {
     let (site, other) = (Site::new(256 << 20), tempfile::tempdir().unwrap());
     let (home, beside) = (site.dir.path(), other.path());
