@@ -70,6 +70,8 @@ pub struct Directory {
     pub setting_aside: Mutex<()>,
     /// The part of it that there is room for at this moment.
     effective: AtomicU64,
+    /// Held by the thread that changes that.
+    sizing: Mutex<()>,
     /// What must stay free on the file system; `None`: the default.
     keep_free: Option<u64>,
     /// What others may still write to the file system, as last measured.
@@ -188,6 +190,7 @@ impl Directory {
             aside: Mutex::default(),
             setting_aside: Mutex::new(()),
             effective: AtomicU64::new(o.capacity),
+            sizing: Mutex::new(()),
             keep_free: o.keep_free,
             available: AtomicU64::new(0),
             available_when_full: AtomicU64::new(0),
@@ -321,6 +324,12 @@ impl Directory {
     /// most what was configured and at least what is needed. A file system that does not say has
     /// enough.
     pub fn measure(&self, now: u32) {
+        let _one = self.sizing.lock();
+        self.measure_alone(now);
+    }
+
+    /// [`Directory::measure`] for a caller that holds `sizing`.
+    fn measure_alone(&self, now: u32) {
         let Ok(space) = self.disk.space(&self.path) else {
             return;
         };
@@ -359,18 +368,23 @@ impl Directory {
     }
 
     /// A write found no room, whatever the file system says (quotas, reserves): gives up a part of
-    /// what is used, and does not grow again for a while.
-    pub fn squeeze(&self, now: u32) {
-        self.measure(now);
+    /// what is used, and does not grow again for a while. Returns the effective capacity before, and
+    /// from now on.
+    pub fn squeeze(&self, now: u32) -> (u64, u64) {
+        let _one = self.sizing.lock();
+        let before = self.effective();
+        self.measure_alone(now);
         self.available_when_full.store(self.available(), Relaxed);
         let used = self.state.lock().used;
         let step = (used / SQUEEZE_SHARE).max(self.segment_bytes);
         // `limit` leaves a part of it out, which stays usable.
         let besides = self.effective().saturating_sub(self.limit(Class::Normal));
         let most = used.saturating_sub(step) + besides;
-        self.effective.fetch_min(most.max(self.least()), Relaxed);
+        let squeezed = self.effective().min(most.max(self.least()));
+        self.effective.store(squeezed, Relaxed);
         self.squeezed_until
             .store(now.saturating_add(SQUEEZED_SECS), Relaxed);
+        (before, squeezed)
     }
 
     /// Whether this many bytes could be charged now.
@@ -595,10 +609,13 @@ impl Directory {
         .caused_by(e)
     }
 
-    /// There was nothing to give up: restores the effective capacity.
-    pub fn unsqueeze(&self, effective: u64) {
+    /// There was nothing to give up: restores the effective capacity, unless that was measured anew.
+    pub fn unsqueeze(&self, (before, squeezed): (u64, u64)) {
+        let _one = self.sizing.lock();
         self.squeezed_until.store(0, Relaxed);
-        self.effective.store(effective, Relaxed);
+        if self.effective() == squeezed {
+            self.effective.store(before, Relaxed);
+        }
     }
 
     pub fn write_succeeded(&self) {

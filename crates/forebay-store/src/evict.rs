@@ -126,26 +126,32 @@ impl Inner {
     /// have made room already.
     pub fn relieve(&self, dir: &Directory, seen: Seen) -> bool {
         let failures = dir.counters.write_failures.load(Relaxed);
-        if dir.health() != DirState::Full || failures == seen.write_failures {
+        if failures == seen.write_failures {
             return false;
+        }
+        match dir.health() {
+            DirState::Full => {}
+            // Another write has found room since.
+            DirState::Ok => return true,
+            DirState::ReadOnly | DirState::Failing => return false,
         }
         let _guard = dir.evict.lock();
         if dir.squeezes.load(Relaxed) != seen.squeezes {
             return true;
         }
-        let effective = dir.effective();
-        dir.squeeze(self.now());
-        let before = dir.state.lock().used;
+        let squeezed = dir.squeeze(self.now());
         let passes = dir.state.lock().segments.len();
+        // Not how much less is used: others take what was freed, and give back what they took.
+        let mut dropped = false;
         for _ in 0..passes {
             let used = dir.state.lock().used;
             // Even the least that it works with may be more than there is room for: then one segment
             // goes all the same.
-            if used < before && used <= dir.limit(Class::Normal) {
+            if dropped && used <= dir.limit(Class::Normal) {
                 break;
             }
             match self.drop_oldest(dir, 0) {
-                Ok(true) => {}
+                Ok(true) => dropped = true,
                 Ok(false) => break,
                 Err(e) => {
                     tracing::warn!(dir = %dir.path.display(), error = %e.describe(), "no room \
@@ -154,13 +160,12 @@ impl Inner {
                 }
             }
         }
-        let freed = before.saturating_sub(dir.state.lock().used);
-        if freed > 0 {
+        if dropped {
             dir.squeezes.fetch_add(1, Relaxed);
         } else {
-            dir.unsqueeze(effective);
+            dir.unsqueeze(squeezed);
         }
-        freed > 0
+        dropped
     }
 
     /// Drops the oldest segment for whose pinned records `room` suffices, and moves only those.

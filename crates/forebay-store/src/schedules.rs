@@ -7,6 +7,7 @@
 
 use crate::{
     DirConfig, Store, StoreConfig, Wait,
+    dir::Class,
     disk::RealDisk,
     faults::{Fault, Faults, FaultyDisk, Op, Rule},
 };
@@ -22,6 +23,8 @@ use std::{
 };
 
 const CAPACITY: u64 = 96 << 10;
+const SEGMENT: u64 = 12 << 10;
+const NOW_SECS: u32 = 1_800_000_000;
 const RECORD: usize = 3000;
 
 fn explore(schedules: usize, test: impl Fn(&Path) + Send + Sync + 'static) {
@@ -55,12 +58,12 @@ fn opened(dir: &Path) -> (Arc<Store>, Faults) {
             path: dir.to_owned(),
             capacity_bytes: CAPACITY,
         }],
-        segment_bytes: Some(12 << 10),
+        segment_bytes: Some(SEGMENT),
         keep_free_bytes: Some(0),
         background: false,
         ..StoreConfig::default()
     };
-    let clock = ManualClock::at(Duration::from_secs(1_800_000_000));
+    let clock = ManualClock::at(Duration::from_secs(NOW_SECS.into()));
     let store = Store::open_on(Arc::new(disk), config, Arc::new(clock)).unwrap();
     (Arc::new(store), faults)
 }
@@ -232,7 +235,7 @@ fn what_is_granted_is_never_taken_for_what_is_on_the_disk_in_many_schedules() {
         let (store, faults) = opened(dir);
         let of = &store.inner.dirs[0];
         // The file system has less room than the cache's size.
-        let room = CAPACITY - (12 << 10);
+        let room = CAPACITY - SEGMENT;
         let used = of.state.lock().used;
         faults.say_available(Some(room - used));
         let other = {
@@ -246,9 +249,73 @@ fn what_is_granted_is_never_taken_for_what_is_on_the_disk_in_many_schedules() {
             })
         };
         for _ in 0..6 {
-            of.measure(1_800_000_000);
+            of.measure(NOW_SECS);
             assert_eq!(of.effective(), room);
         }
         other.join().unwrap();
+    });
+}
+
+#[test]
+fn what_was_squeezed_stays_so_whoever_measures_in_many_schedules() {
+    explore(300, |dir| {
+        let (store, faults) = opened(dir);
+        faults.say_available(Some(1 << 40));
+        store.inner.dirs[0].measure(NOW_SECS);
+        (0..20).for_each(|i| put(&store, i, 1));
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || (0..3).for_each(|_| store.inner.dirs[0].measure(NOW_SECS)))
+        };
+        let of = &store.inner.dirs[0];
+        let (before, squeezed) = of.squeeze(NOW_SECS);
+        other.join().unwrap();
+        assert_eq!((before, of.effective()), (CAPACITY, squeezed));
+        assert!(squeezed < CAPACITY);
+        of.unsqueeze((before, squeezed));
+        assert_eq!(of.effective(), CAPACITY);
+    });
+}
+
+fn no_space() -> std::io::Error {
+    std::io::Error::from_raw_os_error(libc::ENOSPC)
+}
+
+#[test]
+fn room_that_was_made_counts_whoever_takes_it_in_many_schedules() {
+    explore(300, |dir| {
+        let store = open(dir);
+        (0..20).for_each(|i| put(&store, i, 1));
+        let of = &store.inner.dirs[0];
+        let seen = of.seen();
+        let _ = of.write_failed(no_space(), NOW_SECS);
+        let other = {
+            let store = store.clone();
+            thread::spawn(move || {
+                let of = &store.inner.dirs[0];
+                for _ in 0..6 {
+                    if of.try_claim(SEGMENT, Class::Relocation) {
+                        of.unclaim(SEGMENT);
+                    }
+                }
+            })
+        };
+        assert!(store.inner.relieve(of, seen), "a segment was given up");
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_disk_on_which_another_write_found_room_since_has_some() {
+    explore(1, |dir| {
+        let store = open(dir);
+        (0..20).for_each(|i| put(&store, i, 1));
+        let of = &store.inner.dirs[0];
+        let (seen, used) = (of.seen(), of.state.lock().used);
+        assert!(!store.inner.relieve(of, seen), "no write failed");
+        let _ = of.write_failed(no_space(), NOW_SECS);
+        of.write_succeeded();
+        assert!(store.inner.relieve(of, seen));
+        assert_eq!(of.state.lock().used, used, "nothing goes for it");
     });
 }
