@@ -2,7 +2,10 @@
 
 use crate::sync::Mutex;
 use std::{
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -29,6 +32,38 @@ pub trait Clock: Send + Sync + 'static {
     /// Whole seconds since the Unix epoch.
     fn now_secs(&self) -> u32 {
         self.now().as_secs() as u32
+    }
+}
+
+/// Seconds since the Unix epoch that never go back: the wall clock's, and where that was set back, what
+/// they would be if it had not been. So the age of what was noted in this process is never less than
+/// the time that has passed.
+#[derive(Debug)]
+pub struct Onward {
+    /// The most that the wall clock was ever ahead of the steady one, in microseconds.
+    ahead_us: AtomicI64,
+}
+
+impl Default for Onward {
+    fn default() -> Self {
+        Self {
+            ahead_us: AtomicI64::new(i64::MIN),
+        }
+    }
+}
+
+impl Onward {
+    /// The time by `clock`, which is the same one each time.
+    pub fn now_secs(&self, clock: &dyn Clock) -> u32 {
+        // In this order: if the thread has to wait in between, it does not seem to be later.
+        let wall_us = clock.now().as_micros() as i64;
+        let steady_us = clock.steady().as_micros() as i64;
+        let ahead_us = wall_us - steady_us;
+        let mut most_us = self.ahead_us.load(Relaxed);
+        if ahead_us > most_us {
+            most_us = self.ahead_us.fetch_max(ahead_us, Relaxed).max(ahead_us);
+        }
+        ((steady_us + most_us) / 1_000_000) as u32
     }
 }
 
@@ -88,5 +123,29 @@ impl Clock for ManualClock {
 
     fn steady(&self) -> Duration {
         self.0.lock().steady
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_goes_on_whatever_the_clock_is_set_to() {
+        let clock = ManualClock::at(Duration::from_secs(1000));
+        let onward = Onward::default();
+        let now = || onward.now_secs(&clock);
+        assert_eq!(now(), 1000);
+        clock.advance(Duration::from_millis(1999));
+        assert_eq!(now(), 1001);
+        clock.set(Duration::from_secs(900));
+        assert_eq!(now(), 1001, "no time has passed");
+        clock.advance(Duration::from_secs(30));
+        assert_eq!(now(), 1031);
+        clock.set(Duration::from_secs(5000));
+        assert_eq!(now(), 5000, "ahead");
+        clock.set(Duration::from_secs(1031));
+        clock.advance(Duration::from_secs(5));
+        assert_eq!(now(), 5005);
     }
 }

@@ -24,7 +24,7 @@ pub mod units;
 
 pub use budget::{MemoryBudget, Reservation};
 pub use checksum::{crc32c, crc32c_append};
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, Onward, SystemClock};
 pub use error::{Error, ErrorKind, Result};
 pub use format::Format;
 pub use histogram::{Histogram, HistogramSnapshot};

@@ -283,7 +283,7 @@ impl Engine {
                 if !self.is_fresh(name, peek.validated_at_secs) {
                     return Appended::Cold;
                 }
-                let now = self.inner.clock.now_secs();
+                let now = self.now_secs();
                 let age = now.saturating_sub(peek.validated_at_secs);
                 let found = store.append_inline(name, wait, out, |meta, out| {
                     (meta.size <= most).then(|| before(Some((meta, age)), meta.size, out))?;

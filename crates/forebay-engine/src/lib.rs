@@ -82,7 +82,7 @@ pub use write::GiveWay;
 
 use arc_swap::ArcSwap;
 use forebay_core::{
-    Clock, MemoryBudget, ObjectName, Result, VersionId,
+    Clock, MemoryBudget, ObjectName, Onward, Result, VersionId,
     limits::{self, CHUNK_BYTES},
 };
 use forebay_store::Store;
@@ -140,6 +140,8 @@ struct Inner {
     buckets: Arc<dyn Buckets>,
     store: Option<Arc<Store>>,
     clock: Arc<dyn Clock>,
+    /// What heads are stamped with, and their age is told by.
+    onward: Onward,
     budget: MemoryBudget,
     stats: EngineStats,
     generations: generation::Generations,
@@ -173,11 +175,13 @@ impl Engine {
         clock: Arc<dyn Clock>,
         budget: MemoryBudget,
     ) -> Engine {
-        let now = clock.now_secs();
-        if let Some(store) = &store
-            && buckets.heads() != Heads::ByRule
-        {
-            store.distrust_after(now);
+        let onward = Onward::default();
+        let now = onward.now_secs(&*clock);
+        if let Some(store) = &store {
+            match buckets.heads() {
+                Heads::ByRule => store.outdate_after(now),
+                _ => store.distrust_after(now),
+            }
         }
         Engine {
             inner: Arc::new(Inner {
@@ -191,6 +195,7 @@ impl Engine {
                 buckets,
                 store,
                 clock,
+                onward,
                 budget,
                 stats: EngineStats::default(),
                 generations: generation::Generations::default(),
@@ -227,9 +232,14 @@ impl Engine {
         &self.inner.budget
     }
 
-    /// The clock by which the engine judges freshness.
+    /// The clock of the node.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
+    }
+
+    /// The time by which the engine judges freshness: it never goes back.
+    pub fn now_secs(&self) -> u32 {
+        self.inner.onward.now_secs(&*self.inner.clock)
     }
 
     /// The engine's counters, to read and to add to.

@@ -127,7 +127,7 @@ impl Engine {
     pub async fn read_for_peer(&self, name: &ObjectName, want: Range<u64>) -> Result<PeerRead> {
         let engine = self.for_peers();
         let resolved = engine.resolve(name, want.clone(), Currency::ByRule).await?;
-        let now = engine.inner.clock.now_secs();
+        let now = engine.now_secs();
         let (meta, age_secs) = (resolved.meta, now.saturating_sub(resolved.at_secs));
         let range = want.start.min(meta.size)..want.end.min(meta.size);
         let body = match resolved.data {
@@ -160,7 +160,7 @@ impl Engine {
         if !engine.is_fresh(name, cached.validated_at_secs) {
             return Ok(None);
         }
-        let now = engine.inner.clock.now_secs();
+        let now = engine.now_secs();
         let (meta, age_secs) = (cached.meta, now.saturating_sub(cached.validated_at_secs));
         let range = want.start.min(meta.size)..want.end.min(meta.size);
         let (range, body) = match cached.data {

@@ -129,7 +129,7 @@ static UNSHARED: AtomicU64 = AtomicU64::new(1 << 63);
 impl Engine {
     /// Call this before asking the origin about `name`.
     pub(crate) fn asks(&self, name: &ObjectName) -> Asked {
-        let at_secs = self.inner.clock.now_secs();
+        let at_secs = self.now_secs();
         self.inner.trust.asked(at_secs);
         Asked {
             generation: self.inner.generations.current(name.hash128()),
@@ -214,10 +214,7 @@ impl Engine {
     }
 
     pub(crate) fn is_fresh(&self, name: &ObjectName, validated_at_secs: u32) -> bool {
-        let (freshness, now) = (
-            self.rule(name.bucket()).freshness,
-            self.inner.clock.now_secs(),
-        );
+        let (freshness, now) = (self.rule(name.bucket()).freshness, self.now_secs());
         freshness.is_fresh(validated_at_secs, now)
             && (freshness == Freshness::Immutable
                 || match self.inner.buckets.heads() {
@@ -232,7 +229,7 @@ impl Engine {
     pub fn trusted_since(&self, name: &ObjectName, validated_at_secs: u32) -> u32 {
         let floor = match self.inner.buckets.heads() {
             Heads::ByRule => 0,
-            Heads::Since(count) => self.inner.trust.floor(count, self.inner.clock.now_secs()),
+            Heads::Since(count) => self.inner.trust.floor(count, self.now_secs()),
             Heads::Hints => u32::MAX,
         };
         let immutable = self.rule(name.bucket()).freshness == Freshness::Immutable;
@@ -245,7 +242,7 @@ impl Engine {
     /// The time, for a question whose answer tells how long ago heads were validated: they are
     /// never younger than it.
     pub fn asking_at(&self) -> u32 {
-        let at_secs = self.inner.clock.now_secs();
+        let at_secs = self.now_secs();
         self.inner.trust.asked(at_secs);
         at_secs
     }
@@ -367,7 +364,7 @@ impl Engine {
             return Err(e);
         }
         let cached = self.cached(name).await.ok().flatten();
-        let now = self.inner.clock.now_secs();
+        let now = self.now_secs();
         match cached {
             Some(c) if rule.may_be_stale(c.validated_at_secs, now) => {
                 tracing::debug!(object = %name, error = %e, "served stale: the origin failed");

@@ -26,7 +26,7 @@ impl Default for Freshness {
 
 impl Freshness {
     /// Whether what was validated at `validated_at_secs` may be served at `now_secs` as it is. A
-    /// clock that went backwards makes nothing fresh: a validation from the future does not count.
+    /// validation from the future does not count.
     /// Zero means: never validated since the machine came up.
     pub fn is_fresh(self, validated_at_secs: u32, now_secs: u32) -> bool {
         if validated_at_secs == 0 {

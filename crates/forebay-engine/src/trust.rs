@@ -1,7 +1,7 @@
 //! What was learned before this node began to trust what it knows (`Heads::Since`).
 //!
-//! Heads carry the second of the wall clock at which they were asked for, and that clock may step.
-//! So when trust begins, the floor becomes the highest second that any head may carry so far: the
+//! Heads carry the second at which they were asked for, and the clock may have been ahead of what it is
+//! now. So when trust begins, the floor becomes the highest second that any head may carry so far: the
 //! clock's, and that of any request before. (Heads in the store that are from a later second when the
 //! node starts count as never validated: `Store::distrust_after`.) Heads up to it are
 //! revalidated; a clock that went back only makes that last longer.

@@ -89,7 +89,7 @@ impl Answers {
         let Some((mut step, memory)) = held else {
             return Ok((Pulled::default(), Vec::new(), None));
         };
-        let now = engine.clock().now_secs();
+        let now = engine.now_secs();
         let bytes = step.found.iter().map(|held| held.bytes()).sum::<u64>();
         // What is sent is a copy.
         let copy = engine.budget().reserve(bytes).await?;

@@ -562,7 +562,7 @@ impl Answers {
         let bytes = held.iter().map(|held| held.bytes()).sum::<u64>();
         // What is sent is a copy.
         let copy = engine.budget().reserve(bytes).await?;
-        let now = engine.clock().now_secs();
+        let now = engine.now_secs();
         self.distrust(&mut held);
         let packed = packed::pack(&held, now)?;
         pause(began, looked as u64, bytes).await;

@@ -189,10 +189,20 @@ impl Store {
     /// Heads that were validated after this second, by a clock that was ahead, count as never
     /// validated. It looks at all entries.
     pub fn distrust_after(&self, secs: u32) {
+        self.restamp_after(secs, 0);
+    }
+
+    /// Heads that were validated after this second, by a clock that was ahead, count as validated a long
+    /// time ago. It looks at all entries.
+    pub fn outdate_after(&self, secs: u32) {
+        self.restamp_after(secs, 1);
+    }
+
+    fn restamp_after(&self, secs: u32, to: u32) {
         for mut shard in self.inner.index.shards() {
             shard.retain(|entry| {
                 if entry.validated_at > secs {
-                    entry.validated_at = 0;
+                    entry.validated_at = to;
                 }
                 true
             });

@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use forebay_core::{
-    ByteRange, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, limits, sync::Mutex,
+    ByteRange, Clock, Error, ErrorKind, MemoryBudget, ObjectMeta, ObjectName, Result, limits,
+    sync::Mutex,
 };
 use forebay_engine::{
     Announced, BucketRule, BucketRules, Buckets, Changes, Conditions, Engine, EngineConfig,
@@ -11,7 +12,7 @@ use forebay_engine::{
 };
 use forebay_origin::Origin;
 use forebay_store::{DirConfig, Store, StoreConfig};
-use forebay_testing::engine::{Bench, collect, name, noise, settled};
+use forebay_testing::engine::{Bench, NOW, collect, name, noise, settled};
 use futures::{FutureExt, StreamExt, future::join_all, stream};
 use std::{
     sync::{
@@ -133,6 +134,42 @@ async fn freshness_always_and_immutable() {
     b.origin.set("a", "two");
     b.clock.advance(Duration::from_secs(1 << 25));
     assert_eq!(b.get("a").await.unwrap(), (b"one".to_vec(), "HIT"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_set_makes_nothing_fresh_again() {
+    let b = Bench::new(MINUTE);
+    let (second, hour) = (Duration::from_secs(1), Duration::from_secs(3600));
+    b.origin.set("a", "one");
+    assert_eq!(b.get("a").await.unwrap().1, "MISS");
+    b.clock.set(NOW - 100 * second);
+    b.clock.advance(30 * second);
+    assert_eq!(b.get("a").await.unwrap().1, "HIT", "half a minute later");
+    b.origin.set("a", "two");
+    b.clock.advance(70 * second);
+    assert_eq!(b.clock.now(), NOW);
+    assert_eq!(b.get("a").await.unwrap(), (b"two".to_vec(), "MISS"));
+    // One that is set ahead makes it old, and being set back asks no more.
+    b.clock.set(NOW + hour);
+    assert_eq!(b.get("a").await.unwrap().1, "REVALIDATED");
+    b.clock.set(NOW);
+    assert_eq!(b.get("a").await.unwrap().1, "HIT");
+    // What a start finds to be from the future is old for ever.
+    let started = |freshness| {
+        let store = b.engine.store().cloned();
+        Bench::over(
+            b.origin.clone(),
+            freshness,
+            store,
+            None,
+            b.clock.clone(),
+            64 << 20,
+        )
+    };
+    let (minute, immutable) = (started(MINUTE), started(Freshness::Immutable));
+    b.clock.advance(hour);
+    assert_eq!(immutable.get("a").await.unwrap().1, "HIT");
+    assert_eq!(minute.get("a").await.unwrap().1, "REVALIDATED");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,8 @@
 //! An origin that remembers every version of its objects, and when each was current. The model asks
 //! it: what may a read return?
 //!
-//! Time is a count of events; alongside it runs the node's clock, which tests move by hand. A
+//! Time is a count of events; alongside it runs the node's clock, which tests move by hand. It goes on as
+//! time passes, also where the wall clock is set back, and is the wall clock's when the node starts. A
 //! version may be returned if it was current during the read, or at a moment whose clock the
 //! bucket's rule still accepts, and no later write through the node had returned before the read
 //! began.
@@ -112,14 +113,23 @@ impl History {
         self.state.lock().change(key, data)
     }
 
-    /// Moves the clock of all buckets at the same moment.
-    pub fn move_clock(buckets: &[History], to: Duration) {
+    /// Time passes for all buckets at the same moment.
+    pub fn pass(buckets: &[History], by: Duration) {
         let mut states: Vec<_> = buckets.iter().map(|h| h.state.lock()).collect();
-        for (state, bucket) in states.iter_mut().zip(buckets) {
+        for state in &mut states {
             let event = state.tick();
-            state.clocks.push((event, to.as_secs() as u32));
-            bucket.clock.set(to);
+            let now = state.clocks.last().map_or(0, |c| c.1);
+            state.clocks.push((event, now + by.as_secs() as u32));
         }
+        // They have one clock.
+        buckets[0].clock.advance(by);
+    }
+
+    /// The node starts.
+    pub fn started(&self) {
+        let mut s = self.state.lock();
+        let event = s.tick();
+        s.clocks.push((event, self.clock.now_secs()));
     }
 
     /// A write through the node returned; `number` is the version that it made, if known.

@@ -279,6 +279,7 @@ impl World {
             rules,
             ..Default::default()
         };
+        self.histories.iter().for_each(History::started);
         self.engine = Some(Engine::new(
             config,
             Arc::new(buckets),
@@ -335,14 +336,14 @@ impl World {
                 let by = Duration::from_secs([1, 20, 59, 60, 61, 1000][rng.random_range(0..6)]);
                 self.log
                     .note(format!("{step}: the clock goes on by {by:?}"));
-                History::move_clock(&self.histories, self.clock.now() + by);
+                History::pass(&self.histories, by);
             }
             86..88 => {
                 self.quiesce().await;
                 let by = Duration::from_secs([1, 30, 90, 5000][rng.random_range(0..4)]);
                 self.log
                     .note(format!("{step}: the clock goes back by {by:?}"));
-                History::move_clock(&self.histories, self.clock.now() - by);
+                self.clock.set(self.clock.now() - by);
             }
             88..92 => self.restart(step, &mut rng).await,
             92..96 => self.break_origin(step, &mut rng),
@@ -784,7 +785,7 @@ impl World {
                 let data = content.map(|c| self.content(key, c));
                 self.histories[*bucket].change(key, data);
             }
-            Action::Clock { by } => History::move_clock(&self.histories, self.clock.now() + *by),
+            Action::Clock { by } => History::pass(&self.histories, *by),
             Action::Evict { bucket, key } => {
                 if let Some(store) = engine.store() {
                     store.evict(&name(*bucket, key));
