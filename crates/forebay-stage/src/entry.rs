@@ -102,6 +102,8 @@ pub(crate) struct State {
     /// The directory in which something of it that was to be noted found no room at last.
     pub full: Option<usize>,
     pub failures: u32,
+    /// Files of it that the origin lacks were on none of this node's disks at last.
+    pub lost: bool,
     pub late: bool,
     pub retry_ms: i64,
     /// When somebody began to read it, by the steady clock.

@@ -26,6 +26,7 @@ use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
 use forebay_engine::{PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use std::{
+    fs,
     future::Future,
     mem,
     path::PathBuf,
@@ -98,6 +99,7 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
             }
             Err(e) => {
                 inner.stats.failures.fetch_add(1, Relaxed);
+                let e = note_lost(inner, entry).await.unwrap_or(e);
                 {
                     let mut state = entry.state.lock();
                     state.failures += 1;
@@ -124,6 +126,44 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
         // be there.
         entry.begins.wait().await;
     }
+}
+
+/// Notes whether files that the origin lacks are on none of this node's disks any more: then it cannot
+/// become durable before they are back, and this error says so.
+async fn note_lost(inner: &Inner, entry: &Entry) -> Option<Error> {
+    let missing: Vec<_> = {
+        let state = entry.state.lock();
+        let files = state.journal.files.iter().filter(|f| !f.uploaded);
+        let missing = files.map(|f| (inner.path_of(entry, &state, f.number), f.clone()));
+        missing.collect()
+    };
+    let looked = spawn_blocking(move || {
+        let is_here = |path: &PathBuf| fs::metadata(path).is_ok();
+        let mut missing = missing.into_iter();
+        missing.find(|(path, _)| !path.as_ref().is_some_and(is_here))
+    });
+    let lost = looked.await.ok().flatten().map(|(_, file)| file);
+    let was_lost = mem::replace(&mut entry.state.lock().lost, lost.is_some());
+    let error = gone(entry, &lost?);
+    if !was_lost {
+        tracing::error!(
+            checkpoint = %entry.place,
+            id = entry.folder,
+            error = %error.describe(),
+            "a staged checkpoint cannot become durable; it is tried again and again, in case the disk \
+             comes back"
+        );
+    }
+    Some(error)
+}
+
+/// The error for a file that is on no disk of this node.
+fn gone(entry: &Entry, file: &FileEntry) -> Error {
+    Error::internal(format!(
+        "{}: its file {:?} is not on this node's disks any more",
+        entry.place, file.name
+    ))
+    .hint("bring the disk back and start the node again, or give the checkpoint up")
 }
 
 /// Those of the same name become durable in the order of their commits. One that another node was
@@ -186,10 +226,20 @@ pub(crate) async fn to_its_end<T: Send + 'static>(
 /// One attempt.
 async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
     // Before it is sent, which may take long, and until then it is what this node's readers get.
-    if entry.recovered && may_replace(entry) {
+    let is_whole = entry.state.lock().journal.part.is_none();
+    if entry.recovered && is_whole {
         let there = at_origin(inner, entry).await?;
         if is_outdated(inner, entry, there.as_ref()) {
             return Ok(Outcome::Outdated);
+        }
+        let mut state = entry.state.lock();
+        if there.is_some_and(|manifest| manifest.id == state.journal.id) {
+            // It was published, which its disk could not note. The manifest comes after all files.
+            state
+                .journal
+                .files
+                .iter_mut()
+                .for_each(|f| f.uploaded = true);
         }
     }
     let (files, part) = {
@@ -248,7 +298,14 @@ async fn once(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Result<Outcome> {
         state.journal.durable_ms = now;
         inner.note_late(entry, &mut state, now);
     }
-    inner.save(entry).await?;
+    if let Err(e) = inner.save(entry).await {
+        if e.kind() == ErrorKind::NoRoom {
+            return Err(e);
+        }
+        // It is durable all the same, and the next start asks the origin.
+        tracing::warn!(checkpoint = %entry.place, id = entry.folder, error = %e.describe(),
+            "that a checkpoint is durable could not be noted on the disk");
+    }
     {
         let mut state = entry.state.lock();
         if !state.phase.is_pending() {
@@ -530,13 +587,7 @@ pub(crate) fn path_of(inner: &Inner, entry: &Entry, file: &FileEntry) -> Result<
         let state = entry.state.lock();
         inner.path_of(entry, &state, file.number)
     };
-    path.ok_or_else(|| {
-        Error::internal(format!(
-            "{}: its file {:?} is not on this node's disks any more",
-            entry.place, file.name
-        ))
-        .hint("bring the disk back and start the node again, or give the checkpoint up")
-    })
+    path.ok_or_else(|| gone(entry, file))
 }
 
 pub(crate) async fn reader_of(

@@ -209,6 +209,7 @@ impl Stages {
             }
             if state.phase.is_pending() {
                 g.overdue += usize::from(state.late);
+                g.lost += usize::from(state.lost);
                 let age = (now - state.journal.staged_ms).max(0) as f64 / 1e3;
                 g.oldest_seconds = g.oldest_seconds.max(age);
             }
@@ -875,6 +876,7 @@ impl Inner {
                 error: None,
                 full: None,
                 failures: 0,
+                lost: false,
                 late: false,
                 retry_ms: 0,
                 read_ms: steady,

@@ -48,6 +48,8 @@ pub struct StageGauges {
     pub warm_bytes: u64,
     /// Those that are on their way and past their deadline.
     pub overdue: usize,
+    /// Those of which this node's disks do not have all that the origin lacks.
+    pub lost: usize,
     /// Seconds since the commit of the oldest that is not durable; 0: all are.
     pub oldest_seconds: f64,
 }

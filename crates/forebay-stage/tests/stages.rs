@@ -2061,6 +2061,59 @@ async fn what_becomes_durable_is_waited_for_only_where_that_makes_room() {
 }
 
 #[tokio::test]
+async fn a_checkpoint_whose_disk_is_gone_says_so_until_it_is_back() {
+    let site = Site::new(256 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let id = run.save_small("run/x", true).await.unwrap();
+    run.failed().await;
+    assert_eq!(run.stages.gauges().lost, 0);
+    let folder = site.dir.path().join("staged").join(&id);
+    let away = site.dir.path().join("away");
+    std::fs::rename(&folder, &away).unwrap();
+    site.origin.down.store(false, SeqCst);
+    until(|| run.stages.gauges().lost == 1).await;
+    let status = run.stages.list().remove(0);
+    assert!(status.staged && !status.durable, "{status:?}");
+    until(|| {
+        let error = run.stages.list().remove(0).error.unwrap_or_default();
+        error.contains("\"data\"") && error.contains("bring the disk back")
+    })
+    .await;
+    assert_eq!(site.visible("run/x"), None);
+    std::fs::rename(&away, &folder).unwrap();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(run.stages.gauges().lost, 0);
+    assert_eq!(site.visible("run/x"), Some(id));
+    run.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_published_is_durable_though_its_disk_cannot_note_it() {
+    let site = Site::new(256 << 20);
+    let (disk, faults) = FaultyDisk::new(RealDisk);
+    let run = site.start_on(Arc::new(disk), &[site.dir.path()]);
+    site.origin.down.store(true, SeqCst);
+    let id = run.begin("run/x", true).await.unwrap();
+    run.put("run/x", &id, "data", b"data").await.unwrap();
+    run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
+    let folder = site.dir.path().join("staged").join(&id);
+    let journal = std::fs::read(folder.join("journal.json")).unwrap();
+    let fails = Rule::new(Op::Sync, Fault::Error(libc::EIO));
+    faults.add(fails.on(format!("staged/{id}")));
+    site.origin.down.store(false, SeqCst);
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
+    // The start after that finds neither the note nor the file, and asks the origin.
+    std::fs::write(folder.join("journal.json"), journal).unwrap();
+    std::fs::remove_file(folder.join("f1")).unwrap();
+    let run = site.start();
+    assert!(run.durable("run/x", &id).await);
+    assert_eq!(site.visible("run/x"), Some(id));
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn room_for_what_is_noted_is_made_on_the_disk_that_lacks_it() {
     let (site, other) = (Site::new(256 << 20), tempfile::tempdir().unwrap());
     let (home, beside) = (site.dir.path(), other.path());

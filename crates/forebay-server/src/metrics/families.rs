@@ -625,6 +625,9 @@ to be read.",
             g.oldest_seconds,
         Gauge "forebay_checkpoints_overdue",
             "Checkpoints that are not durable, past their deadline." => g.overdue as u64,
+        Gauge "forebay_checkpoints_lost",
+            "Checkpoints that are not durable, of which files are gone from this node's disks." =>
+            g.lost as u64,
         Counter "forebay_checkpoints_begun", "Checkpoints that were begun." =>
             s.begun.load(Relaxed),
         Counter "forebay_checkpoints_staged", "Checkpoints that were committed." =>
