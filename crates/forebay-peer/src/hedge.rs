@@ -588,10 +588,14 @@ mod tests {
         let heard = Heard::default();
         let asking = async {
             let timed = Timed::of_many(slow.clone(), heard.clone());
-            tokio::time::sleep(ms(150)).await;
+            while !heard.counted_as_late() {
+                tokio::time::sleep(ms(1)).await;
+            }
+            tokio::time::sleep(slow.quickness().slow_after()).await;
             Timed::begins(Some(timed));
         };
-        assert!(unless_slow(slow, &heard, asking).await.is_some());
+        let done = tokio::time::timeout(ms(60_000), unless_slow(slow, &heard, asking)).await;
+        assert!(done.expect("it counts as late, and ends").is_some());
         assert_eq!(lates(), MANY);
         assert!(!slow.quickness().is_alone());
     }
