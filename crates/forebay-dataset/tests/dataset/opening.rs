@@ -18,7 +18,7 @@ use forebay_engine::{BucketRule, BucketRules, Freshness};
 use forebay_format::tabular::Projection;
 use forebay_origin::Operation;
 use forebay_protocol::dataset::OpenProgress;
-use forebay_testing::{Distance, Fault};
+use forebay_testing::Fault;
 use futures::{FutureExt, future::BoxFuture};
 use std::sync::{
     Arc,
@@ -637,20 +637,24 @@ async fn a_known_listing_is_asked_for_in_segments() {
     b.put("w", "1");
     b.remove("x/00999");
     b.remove("x/03000");
-    let latency = std::time::Duration::from_millis(1500);
-    b.faults.distance(Distance {
-        latency,
-        ..Default::default()
-    });
-    let began = std::time::Instant::now();
-    let opened = b.open("bk/x/").await.unwrap();
-    // Three round trips; one after the other, the six pages would take twice as long.
-    assert_eq!(b.lists(), 10);
-    assert!(
-        began.elapsed() < latency * 5,
-        "one page after the other: {:?}",
-        began.elapsed()
+    // No page comes before one of each segment is asked for.
+    let asked = Arc::new(AtomicUsize::new(0));
+    b.faults.always(
+        Operation::List,
+        Fault::Hook(Arc::new(move |_| {
+            asked.fetch_add(1, SeqCst);
+            let asked = asked.clone();
+            Box::pin(async move {
+                while asked.load(SeqCst) < 4 {
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            })
+        })),
     );
+    let opened = tokio::time::timeout(std::time::Duration::from_secs(60), b.open("bk/x/")).await;
+    let opened = opened.expect("not one page after the other").unwrap();
+    // Two of the segments have a second page by now.
+    assert_eq!(b.lists(), 10);
     let mut expected: Vec<String> = keys
         .into_iter()
         .filter(|k| k != "x/00999" && k != "x/03000")
