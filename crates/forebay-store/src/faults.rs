@@ -56,6 +56,8 @@ pub enum Fault {
     FlipBit(usize),
     /// The operation takes longer.
     Delay(Duration),
+    /// The operation waits until the rules are [cleared](Faults::clear), and is done then.
+    Hang,
     /// Nothing is done, and success is reported. (A sync that is skipped makes tests quick.) No
     /// effect on operations that must return something: files are still created, opened and read,
     /// and directories listed.
@@ -103,14 +105,23 @@ impl Rule {
     }
 }
 
+#[derive(Default)]
+struct Rules {
+    in_force: Vec<Rule>,
+    /// How many faults have happened.
+    happened: u64,
+    /// How often the rules were cleared.
+    cleared: u64,
+}
+
 /// The rules in force, shared by a disk and the test that controls it.
 #[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<(Vec<Rule>, u64)>>, Arc<Mutex<Option<u64>>>);
+pub struct Faults(Arc<Mutex<Rules>>, Arc<Mutex<Option<u64>>>);
 
 impl Faults {
     /// Puts a rule in force. If several match an operation, the one added first applies.
     pub fn add(&self, rule: Rule) {
-        self.0.lock().0.push(rule);
+        self.0.lock().in_force.push(rule);
     }
 
     /// The file system becomes read-only, as after an error of its journal.
@@ -139,19 +150,38 @@ impl Faults {
 
     /// The disk is well again.
     pub fn clear(&self) {
-        self.0.lock().0.clear();
+        let mut rules = self.0.lock();
+        rules.in_force.clear();
+        rules.cleared += 1;
     }
 
     /// How many faults have happened.
     pub fn happened(&self) -> u64 {
-        self.0.lock().1
+        self.0.lock().happened
     }
 
+    /// What happens to this operation. If it is to hang, it has done so when this returns.
     fn next(&self, op: Op, path: &Path) -> Option<Fault> {
-        let mut state = self.0.lock();
-        let (rules, happened) = &mut *state;
+        let (fault, cleared) = self.take(op, path)?;
+        if fault != Fault::Hang {
+            return Some(fault);
+        }
+        while self.0.lock().cleared == cleared {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    /// The next fault, and how often the rules had been cleared before it.
+    fn take(&self, op: Op, path: &Path) -> Option<(Fault, u64)> {
+        let mut rules = self.0.lock();
+        let Rules {
+            in_force,
+            happened,
+            cleared,
+        } = &mut *rules;
         let path = path.to_string_lossy();
-        for rule in rules
+        for rule in in_force
             .iter_mut()
             .filter(|r| r.op == op && path.contains(&r.file) && r.times > 0)
         {
@@ -160,7 +190,7 @@ impl Faults {
             } else {
                 rule.times -= 1;
                 *happened += 1;
-                return Some(rule.fault);
+                return Some((rule.fault, *cleared));
             }
         }
         None
@@ -168,10 +198,10 @@ impl Faults {
 
     /// What [`Faults::next`] would return, without consuming it.
     fn peek(&self, op: Op, path: &Path) -> Option<Fault> {
-        let state = self.0.lock();
+        let rules = self.0.lock();
         let path = path.to_string_lossy();
-        let next = state
-            .0
+        let next = rules
+            .in_force
             .iter()
             .find(|r| r.op == op && path.contains(&r.file) && r.times > 0 && r.after == 0);
         next.map(|r| r.fault)
@@ -188,7 +218,7 @@ impl Faults {
                 Ok(true)
             }
             Some(Fault::Skip) => Ok(false),
-            Some(Fault::Torn(_) | Fault::FlipBit(_)) | None => Ok(true),
+            Some(Fault::Torn(_) | Fault::FlipBit(_) | Fault::Hang) | None => Ok(true),
         }
     }
 }
@@ -306,7 +336,7 @@ impl DiskFile for FaultyFile {
         if self
             .faults
             .peek(Op::Read, &self.path)
-            .is_some_and(|f| matches!(f, Fault::Delay(_)))
+            .is_some_and(|f| matches!(f, Fault::Delay(_) | Fault::Hang))
         {
             return Ok(false);
         }
@@ -326,7 +356,7 @@ impl DiskFile for FaultyFile {
             Vec::new()
         };
         match fault {
-            None => self.file.write_all_at(parts, offset),
+            None | Some(Fault::Hang) => self.file.write_all_at(parts, offset),
             Some(Fault::Error(errno)) => Err(io::Error::from_raw_os_error(errno)),
             Some(Fault::Short(n, errno)) => {
                 self.file

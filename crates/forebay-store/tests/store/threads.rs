@@ -140,7 +140,12 @@ fn readers_and_writers_never_see_anything_but_what_was_put() {
         }
         let begin = Instant::now();
         let mut round = 0;
-        while begin.elapsed() < Duration::from_secs(3) {
+        let is_enough = || {
+            let stats = store.stats();
+            hits.load(Relaxed) > 100 && stats.dirs.iter().all(|d| d.evicted_records > 0)
+        };
+        let lasts = |secs| begin.elapsed() < Duration::from_secs(secs);
+        while lasts(3) || (lasts(120) && !is_enough()) {
             for dir in [a.path(), b.path()] {
                 assert!(disk_bytes(dir) <= capacity);
             }
@@ -188,12 +193,15 @@ fn a_checkpoint_during_a_write_does_not_lose_the_write() {
     store
         .put_head(&name("before"), &meta(5, "1"), 5, Some(b"12345"))
         .unwrap();
-    faults.add(
-        Rule::new(Op::Write, Fault::Delay(Duration::from_secs(4)))
-            .on("seg-")
-            .times(1),
-    );
+    faults.add(Rule::new(Op::Write, Fault::Hang).on("seg-").times(1));
     std::thread::scope(|scope| {
+        let (over, is_over) = std::sync::mpsc::channel::<()>();
+        let hanging = faults.clone();
+        scope.spawn(move || {
+            // It ends even if the test fails, or waits for it.
+            let _ = is_over.recv_timeout(Duration::from_secs(60));
+            hanging.clear();
+        });
         scope.spawn(|| {
             store
                 .put_head(&name("slow"), &meta(5, "2"), 5, Some(b"slow!"))
@@ -208,6 +216,7 @@ fn a_checkpoint_during_a_write_does_not_lose_the_write() {
             .unwrap();
         store.checkpoint().unwrap();
         assert!(store.peek(&name("slow")).is_none(), "still being written");
+        drop(over);
     });
     drop(store);
     let store = open(&config);
