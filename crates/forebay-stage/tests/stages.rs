@@ -1224,7 +1224,7 @@ async fn one_that_is_late_by_little_is_told_too() {
     let run = site.start();
     let id = run.begin("late", true).await.unwrap();
     run.put("late", &id, "a", b"a").await.unwrap();
-    *site.origin.latency.lock() = Duration::from_millis(100);
+    site.origin.holds_acknowledgements.send_replace(true);
     let mut commit = named(&[("a", 1)]);
     commit.deadline_s = Some(1.0);
     run.stages
@@ -1232,6 +1232,7 @@ async fn one_that_is_late_by_little_is_told_too() {
         .await
         .unwrap();
     site.clock.advance(Duration::from_millis(1500));
+    site.origin.holds_acknowledgements.send_replace(false);
     assert!(run.durable("late", &id).await);
     let status = run.stages.status(&place("late"), Some(&id), None).await;
     assert!(status.unwrap().late);
@@ -1284,8 +1285,8 @@ async fn nothing_is_staged_later_because_the_origin_hangs() {
         let began = std::time::Instant::now();
         let begun = tokio::time::timeout(PATIENCE, run.begin(name, true)).await;
         let id = begun.unwrap().unwrap();
-        run.put(name, &id, "data", b"data").await.unwrap();
         begins.push(began.elapsed());
+        run.put(name, &id, "data", b"data").await.unwrap();
         ids.push(id);
     }
     // Whoever stages for so long does not wait at the commit, and whoever does not waits no longer.
@@ -1315,17 +1316,16 @@ async fn a_checkpoint_can_be_given_up_while_its_commit_waits_for_the_origin() {
     let run = site.start();
     site.origin.holds_answers.send_replace(true);
     let mut was_in_time = false;
-    for name in ["run/x", "run/y", "run/z"] {
-        let began = std::time::Instant::now();
+    for attempt in 0..10 {
+        let (name, began) = (format!("run/{attempt}"), std::time::Instant::now());
+        let name = name.as_str();
         let id = run.begin(name, true).await.unwrap();
-        run.put(name, &id, "data", b"data").await.unwrap();
         let leaves = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let left = run.abandon(name, &id).await;
             (left, began.elapsed())
         };
-        let files = [("data", 4)];
-        let commit = tokio::time::timeout(PATIENCE, run.commit(name, &id, &files));
+        let commit = tokio::time::timeout(PATIENCE, run.commit(name, &id, &[]));
         let (committed, (left, after)) = tokio::join!(commit, leaves);
         let committed = committed.expect("a commit does not wait for the origin for ever");
         // A commit waits until two seconds after the beginning, and it may be later than that already.
@@ -1771,13 +1771,13 @@ async fn one_that_is_given_up_before_it_is_visible_leaves_the_former_one_as_it_w
     let first = run.save_small("run/x", true).await.unwrap();
     assert!(run.durable("run/x", &first).await);
     let before = site.keys();
-    *site.origin.acknowledges_after.lock() = Duration::from_secs(2);
+    let held = &site.origin.holds_acknowledgements_of;
+    held.send_replace(Some("run/x/.metadata".into()));
     let second = run.save_small("run/x", true).await.unwrap();
     let top = || site.object("run/x/.metadata").unwrap();
     until(|| top() == second.as_bytes()).await;
-    // The acknowledgement that is under way keeps its time.
-    *site.origin.acknowledges_after.lock() = Duration::ZERO;
     run.abandon("run/x", &second).await.unwrap();
+    held.send_replace(None);
     run.removed().await;
     assert_eq!(site.visible("run/x").as_ref(), Some(&first));
     assert_eq!(top(), first.as_bytes());
@@ -1791,14 +1791,15 @@ async fn what_is_on_its_way_to_the_origin_is_removed_too() {
     let run = site.start();
     let id = run.begin("run/x", true).await.unwrap();
     run.put("run/x", &id, "data", b"data").await.unwrap();
-    *site.origin.latency.lock() = Duration::from_secs(2);
+    site.origin.holds_effects.send_replace(true);
     run.commit("run/x", &id, &[("data", 4)]).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    // What is on its way stays there; all that is asked from now on is answered at once.
-    *site.origin.latency.lock() = Duration::ZERO;
+    until(|| site.origin.sent_puts.load(SeqCst) > 0).await;
     run.abandon("run/x", &id).await.unwrap();
+    // Whether or not the removal waits for what is on its way.
+    let _ = tokio::time::timeout(Duration::from_secs(1), run.removed()).await;
+    site.origin.holds_effects.send_replace(false);
     run.removed().await;
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(site.keys().is_empty(), "{:?}", site.keys());
     run.kill().await;
 }
@@ -2666,15 +2667,20 @@ async fn what_gives_way_goes_on_afterwards_and_sends_no_part_twice() {
     run.put("run/a", &first, "f", b"f").await.unwrap();
     let second = run.begin("run/b", true).await.unwrap();
     let large = noise(40 * MIB, 3);
+    let begun = || site.origin.begun_parts.lock().len();
+    site.origin.holds_effects.send_replace(true);
     run.put("run/b", &second, "data", &large).await.unwrap();
-    until(|| site.origin.parts.load(SeqCst) >= 2).await;
+    until(|| begun() > 0).await;
     // It stays on its way.
     site.origin.holds_answers.send_replace(true);
     run.commit("run/a", &first, &[("f", 1)]).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let then = site.origin.begun_parts.lock().len();
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(site.origin.begun_parts.lock().len(), then, "it gives way");
+    site.origin.holds_effects.send_replace(false);
+    let mut then = 0;
+    while begun() > then {
+        then = begun();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!(then < 40, "it gives way: {then} parts are begun");
     site.origin.holds_answers.send_replace(false);
     assert!(run.durable("run/a", &first).await);
     until(|| site.origin.parts.load(SeqCst) == 40).await;

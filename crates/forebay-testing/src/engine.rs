@@ -52,6 +52,12 @@ pub struct MemoryOrigin {
     pub holds_answers: watch::Sender<bool>,
     /// While this says so, writes take effect and their writers do not hear of it.
     pub holds_acknowledgements: watch::Sender<bool>,
+    /// Of this key, no writer hears that its put or copy took effect.
+    pub holds_acknowledgements_of: watch::Sender<Option<String>>,
+    /// While this says so, puts that were sent whole, and parts, do not take effect.
+    pub holds_effects: watch::Sender<bool>,
+    /// Puts that were sent whole so far.
+    pub sent_puts: AtomicU64,
     /// While set, gets, heads and puts fail as `OriginUnavailable`.
     pub down: AtomicBool,
     /// While set, written objects have a modification time but no ETag.
@@ -141,6 +147,12 @@ impl MemoryOrigin {
 async fn until_released(holds: &watch::Sender<bool>) {
     let mut holds = holds.subscribe();
     let released = holds.wait_for(|holds| !holds).await;
+    drop(released.expect("the origin is there"));
+}
+
+async fn until_another(holds: &watch::Sender<Option<String>>, key: &str) {
+    let mut holds = holds.subscribe();
+    let released = holds.wait_for(|held| held.as_deref() != Some(key)).await;
     drop(released.expect("the origin is there"));
 }
 
@@ -264,12 +276,15 @@ impl Origin for MemoryOrigin {
         body: ByteStream,
     ) -> Result<PutResponse> {
         let data: Vec<Bytes> = body.try_collect().await?;
+        self.sent_puts.fetch_add(1, SeqCst);
+        until_released(&self.holds_effects).await;
         self.answer().await?;
         if request.condition == PutCondition::IfAbsent && self.find(key).is_ok() {
             return Err(Error::new(ErrorKind::PreconditionFailed, key.to_owned()));
         }
         self.set(key, data.concat());
         self.acknowledge().await;
+        until_another(&self.holds_acknowledgements_of, key).await;
         Ok(PutResponse {
             etag: self.find(key)?.1.etag,
         })
@@ -305,6 +320,7 @@ impl Origin for MemoryOrigin {
         }
         self.set(to, data);
         self.acknowledge().await;
+        until_another(&self.holds_acknowledgements_of, to).await;
         Ok(PutResponse {
             etag: self.find(to)?.1.etag,
         })
@@ -327,6 +343,7 @@ impl Origin for MemoryOrigin {
     ) -> Result<UploadedPart> {
         self.begun_parts.lock().push(upload.to_owned());
         let data: Vec<Bytes> = body.try_collect().await?;
+        until_released(&self.holds_effects).await;
         if let Some(left) = &mut *self.parts_left.lock() {
             *left = left
                 .checked_sub(1)

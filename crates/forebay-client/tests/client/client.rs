@@ -589,7 +589,7 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_goes_on() {
         }
     });
     let mut settings = settings(&url);
-    settings.timeouts.answer = Duration::from_secs(3);
+    settings.timeouts.answer = Duration::from_secs(6);
     let client = Client::new(settings).unwrap();
     let pieces = |n: usize, pause| {
         futures::stream::iter(0..n).then(move |_| async move {
@@ -598,7 +598,7 @@ async fn an_upload_may_take_longer_than_an_answer_while_it_goes_on() {
         })
     };
     let put = Call::new(Method::PUT, "/");
-    let slow = pieces(8, Duration::from_millis(500));
+    let slow = pieces(8, Duration::from_secs(1));
     let answer = client.upload(&put, Some(8), slow).await.unwrap();
     assert_eq!(answer.status, StatusCode::OK);
     let stalled = pieces(8, Duration::from_secs(60));

@@ -347,14 +347,17 @@ async fn a_node_that_failed_is_looked_at_later_and_used_again() {
         Node::start(Does::Close).await,
         Node::start(Does::Answer).await,
     );
-    let client = client(&[&a.url(), &b.url()]);
+    let (client, began) = (client(&[&a.url(), &b.url()]), Instant::now());
     body(&client, &get()).await.unwrap();
     a.does(Does::Answer);
     // Not before its time, however many calls there are.
     for _ in 0..20 {
         body(&client, &get()).await.unwrap();
+        let so_far = (a.asked(), client.moves());
+        if began.elapsed() < Duration::from_secs(5) {
+            assert_eq!(so_far, (1, 1));
+        }
     }
-    assert_eq!((a.asked(), client.moves()), (1, 1));
     tokio::time::sleep(Duration::from_millis(5100)).await;
     let until = Instant::now() + Duration::from_secs(60);
     while a.asked() == 1 {
@@ -464,19 +467,26 @@ async fn each_address_of_a_name_is_a_node() {
         Node::start(Does::Answer).await,
     ];
     let (names, client) = named(&nodes.each_ref());
+    // A client that needs two seconds asks for the name again, before each call but the first.
+    let mut again = 0;
     for _ in 0..60 {
-        let client = client();
+        let (client, began) = (client(), Instant::now());
         for _ in 0..3 {
             body(&client, &get()).await.unwrap();
         }
         assert_eq!(client.count(), 3);
+        again += 2 * usize::from(began.elapsed() >= Duration::from_secs(2));
     }
     let asked = nodes.each_ref().map(|node| node.asked());
     assert!(
         asked.iter().all(|n| *n >= 15 && n % 3 == 0),
         "each keeps to one: {asked:?}"
     );
-    assert_eq!(names.asked.load(SeqCst), 60, "once for each client");
+    let resolved = names.asked.load(SeqCst);
+    assert!(
+        (60..=60 + again).contains(&resolved),
+        "once for each client: {resolved}"
+    );
     assert!(nodes[0].heads.lock().unwrap()[0].contains("host: nodes.test:80"));
     // One of them goes away, and another comes.
     let (client, began) = (client(), Instant::now());

@@ -195,7 +195,7 @@ async fn while_a_shard_of_small_members_is_read_for_its_index_the_next_run_is_fe
     b.origin.set("s.tar", archive(".tar", &all));
     // A run of 8 MiB ends only if the one after it was asked for.
     *b.origin.stall_bodies_after.lock() = Some(7 * MIB);
-    let read = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[299].0)).await;
+    let read = tokio::time::timeout(Duration::from_secs(50), b.member("s.tar", &all[299].0)).await;
     assert_eq!(
         read.expect("no request waits for the end of the one before")
             .unwrap()
@@ -243,7 +243,7 @@ async fn where_the_first_of_a_name_counts_it_is_read_while_the_rest_is_still_com
     // Several at once, in another order than the tar's.
     let wanted = [40, 0, 7, 7, 60];
     let read = futures::future::join_all(wanted.map(|i| b.member("s.tar", &all[i].0)));
-    let read = tokio::time::timeout(Duration::from_secs(20), read).await;
+    let read = tokio::time::timeout(Duration::from_secs(50), read).await;
     let read = read.expect("nobody waits for the rest of the tar");
     for (i, read) in wanted.into_iter().zip(read) {
         assert_eq!(read.unwrap().0, all[i].1, "{i}");
@@ -254,7 +254,7 @@ async fn where_the_first_of_a_name_counts_it_is_read_while_the_rest_is_still_com
         );
     }
     // The pass waits for bytes that do not come: what it has found it tells nevertheless.
-    let late = tokio::time::timeout(Duration::from_secs(20), b.member("s.tar", &all[50].0));
+    let late = tokio::time::timeout(Duration::from_secs(50), b.member("s.tar", &all[50].0));
     assert_eq!(late.await.unwrap().unwrap().0, all[50].1);
     assert_eq!(b.engine.stats().snapshot().indexes_built, 0);
     let never = b.member("s.tar", &all[299].0);

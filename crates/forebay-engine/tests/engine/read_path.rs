@@ -691,7 +691,7 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
         let b = &b;
         async move { b.get(&format!("big{i}")).await }
     }));
-    let reads = tokio::time::timeout(Duration::from_secs(30), reads)
+    let reads = tokio::time::timeout(Duration::from_secs(50), reads)
         .await
         .expect("no deadlock");
     for (i, read) in reads.into_iter().enumerate() {
@@ -706,7 +706,7 @@ async fn a_small_memory_budget_slows_reads_but_does_not_stop_them() {
 async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
     let b = Bench::with(MINUTE, Some(256 << 20), 40 << 20);
     b.origin.set("from", noise(12 * MIB, 99));
-    *b.origin.latency.lock() = Duration::from_millis(30);
+    b.origin.holds_answers.send_replace(true);
     let budget = b.engine.budget().clone();
     let writing = join_all((0..10).map(|i| {
         let b = &b;
@@ -743,14 +743,16 @@ async fn writes_take_their_memory_from_the_budget_and_wait_for_it() {
                 _ = &mut writing => return most,
                 () = tokio::time::sleep(Duration::from_millis(1)) => {
                     most = most.max(budget.used_bytes());
+                    if most >= 16 << 20 {
+                        b.origin.holds_answers.send_replace(false);
+                    }
                 }
             }
         }
     };
-    let most = tokio::time::timeout(Duration::from_secs(30), watched)
+    let most = tokio::time::timeout(Duration::from_secs(50), watched)
         .await
-        .expect("no standstill");
-    assert!(most >= 16 << 20, "two writes at a time at least: {most}");
+        .expect("no standstill, and two writes at a time at least");
     assert!(most <= 40 << 20);
     for i in 0..10 {
         assert_eq!(b.get(&format!("w{i}")).await.unwrap().0, noise(8 * MIB, i));
@@ -833,7 +835,7 @@ async fn what_a_forwarded_request_changes_is_forgotten_at_the_end_of_its_answer(
     let leaves = tokio::time::timeout(Duration::from_millis(10), forward());
     assert!(leaves.await.is_err(), "the answer has not ended");
     assert_eq!(meanwhile().await, b"old");
-    for _ in 0..500 {
+    for _ in 0..6000 {
         if b.get("k").await.unwrap().0 == b"new" {
             return;
         }
@@ -940,7 +942,7 @@ async fn writes_that_stall_leave_the_memory_to_others() {
         drop(batch);
         leave.send(true).unwrap();
     };
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(Duration::from_secs(50), async {
         tokio::join!(stalled, others);
         while budget.used_bytes() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -988,7 +990,7 @@ async fn long_writes_that_stall_leave_room_for_others_to_grow() {
         put.await.unwrap();
         leave.send(true).unwrap();
     };
-    tokio::time::timeout(Duration::from_secs(20), async {
+    tokio::time::timeout(Duration::from_secs(50), async {
         tokio::join!(stalled, others)
     })
     .await
@@ -1019,7 +1021,7 @@ async fn writes_that_grow_do_not_wait_for_each_other_in_a_circle() {
             put.await.unwrap();
         }
     }));
-    tokio::time::timeout(Duration::from_secs(20), writing)
+    tokio::time::timeout(Duration::from_secs(50), writing)
         .await
         .expect("no standstill");
     assert_eq!(budget.used_bytes(), 0);
@@ -1057,7 +1059,7 @@ async fn writes_leave_memory_to_those_who_read_what_they_write() {
                 put.await.unwrap();
             }
         }));
-        tokio::time::timeout(Duration::from_secs(30), writing)
+        tokio::time::timeout(Duration::from_secs(50), writing)
             .await
             .expect("no standstill");
         assert_eq!(budget.used_bytes(), 0);
@@ -1306,7 +1308,7 @@ async fn revalidations_under_a_small_budget_do_not_wait_for_each_other() {
         let b = &b;
         async move { b.get(&format!("o{i}")).await }
     }));
-    let all = tokio::time::timeout(Duration::from_secs(30), all)
+    let all = tokio::time::timeout(Duration::from_secs(50), all)
         .await
         .expect("no deadlock");
     for (i, read) in all.into_iter().enumerate() {
