@@ -25,7 +25,7 @@ struct Bench {
 
 const SIZE: usize = 1_000_000;
 /// On a busy machine, the local disk takes its time too.
-const IDLE: Duration = Duration::from_millis(500);
+const IDLE: Duration = Duration::from_secs(3);
 
 /// A circuit that nothing is reported to.
 fn closed() -> Arc<Circuit> {
@@ -37,7 +37,7 @@ fn policy() -> RetryPolicy {
         attempts: 3,
         first_delay: Duration::from_millis(1),
         longest_delay: Duration::from_millis(5),
-        deadline: Duration::from_secs(5),
+        deadline: Duration::from_secs(60),
     }
 }
 
@@ -478,11 +478,11 @@ async fn parts_in_flight_stay_within_what_a_write_reserves() {
 async fn waiting_for_ones_turn_is_not_the_origins_silence() {
     let b = bench().await;
     b.faults
-        .always(Operation::Get, Fault::Delay(Duration::from_millis(400)));
+        .always(Operation::Get, Fault::Delay(Duration::from_millis(800)));
     // One read at a time, ten of which take twice the idle timeout; and slow bytes.
-    let limiter = Arc::new(Limiter::new(1, Some(100_000), b.counters.clone()));
+    let limiter = Arc::new(Limiter::new(1, Some(60_000), b.counters.clone()));
     let faulty = Arc::new(Faulty::new(b.local.clone(), b.faults.clone()));
-    let idle = Duration::from_secs(2);
+    let idle = Duration::from_secs(4);
     let timed = Arc::new(Timed::new(faulty, idle, Arc::new(Circuit::new(idle))));
     let once = RetryPolicy {
         attempts: 1,
@@ -500,12 +500,12 @@ async fn waiting_for_ones_turn_is_not_the_origins_silence() {
     }
     b.faults.clear();
     let range = GetRequest {
-        range: Some(0..600_000),
+        range: Some(0..400_000),
         ..Default::default()
     };
     assert_eq!(
         read(&origin, "a", range).await.unwrap(),
-        b.content[..600_000],
+        b.content[..400_000],
         "a piece of 256 KiB takes longer than that at this rate"
     );
 }
@@ -536,10 +536,10 @@ async fn stalls_for_one_timeout() -> bool {
     for operation in [Operation::Head, Operation::Get, Operation::Put] {
         b.faults.always(operation, Fault::Stall);
     }
+    let begun = Instant::now();
     let e = origin.head("a").await.unwrap_err();
     assert_eq!((e.kind(), circuit.is_open()), (ErrorKind::Timeout, true));
 
-    let begun = Instant::now();
     let mut refused = Vec::new();
     for _ in 0..50 {
         let body = body::from_bytes("x".into());
@@ -552,7 +552,7 @@ async fn stalls_for_one_timeout() -> bool {
                 .err(),
         ]);
     }
-    if begun.elapsed() >= Duration::from_millis(900) {
+    if begun.elapsed() >= IDLE + Duration::from_millis(900) {
         return false;
     }
     for e in refused.into_iter().map(Option::unwrap) {
@@ -648,7 +648,7 @@ async fn what_a_client_breaks_off_does_not_open_the_circuit() {
     let circuit = closed();
     let timed = Arc::new(Timed::new(b.local.clone(), IDLE, circuit.clone()));
     let origin = Resilient::new(timed, policy(), b.counters.clone(), circuit.clone());
-    for _ in 0..10 {
+    for _ in 0..3 {
         let late = stream::once(async {
             tokio::time::sleep(IDLE + IDLE / 4).await;
             Err(Error::timeout("the client is silent"))
