@@ -406,7 +406,7 @@ mod tests {
         };
         while came < length {
             if came < length / 4 {
-                sleep(Duration::from_millis(50)).await;
+                sleep(Duration::from_millis(120)).await;
             }
             let n = io.read(&mut piece).await.unwrap();
             assert!(n > 0, "the client went away");
@@ -423,7 +423,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let url = url::Url::parse(&format!("http://{address}/o")).unwrap();
         let config = OriginConfig {
-            idle_timeout: Duration::from_secs(1),
+            idle_timeout: Duration::from_secs(3),
             ..OriginConfig::default()
         };
         let transport = Transport::new(&config, &url, Redirects::Refuse).unwrap();

@@ -237,6 +237,21 @@ impl Nodes {
         }
     }
 
+    /// Waits until no node makes room any more, which goes on in the background.
+    async fn at_rest(&self, objects: &Objects) {
+        let all_here = || -> usize {
+            let here = |node: &Node| objects.keys().filter(|key| node.has(key)).count();
+            self.nodes.iter().map(here).sum()
+        };
+        let (mut before, mut looks) = (all_here(), 0);
+        while looks < 3 {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let now = all_here();
+            looks = if now == before { looks + 1 } else { 0 };
+            before = now;
+        }
+    }
+
     fn left_bucket(&self) -> u64 {
         self.origin.bytes_out.load(SeqCst)
     }
@@ -757,8 +772,7 @@ async fn what_fits_the_cluster_but_no_node_stays_partitioned() {
     for round in 0..3 {
         for node in &n.nodes {
             node.read_all(&objects, round).await;
-            // What a node makes room for goes on in the background.
-            tokio::time::sleep(Duration::from_millis(300)).await;
+            n.at_rest(&objects).await;
             after.push(n.left_bucket() as f64 / all as f64);
         }
     }
@@ -802,7 +816,7 @@ async fn with_a_full_node() -> (Nodes, Objects) {
     n.have(&own);
     assert!(bytes_of(&own) > 24 << 20);
     n.nodes[0].read_all(&own, 0).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    n.at_rest(&own).await;
     (n, own)
 }
 
@@ -979,7 +993,7 @@ async fn what_a_node_owned_is_kept_for_the_new_owner_and_what_others_own_goes() 
         let own: Objects = own.map(|(k, d)| (k.clone(), d.clone())).collect();
         assert!(bytes_of(&own) > 16 << 20);
         node.read_all(&own, 0).await;
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        n.at_rest(&own).await;
         let lacks = owned[place].iter().filter(|key| !node.has(key)).count();
         assert_eq!(
             lacks,

@@ -164,7 +164,7 @@ mod tests {
             std::fs::read_to_string(format!("/proc/{}/stat", child.trim()))
                 .is_ok_and(|s| !s.contains(") Z "))
         };
-        for _ in 0..500 {
+        for _ in 0..3000 {
             if !alive() {
                 return;
             }

@@ -19,12 +19,12 @@ async fn full_nodes(n: u64) -> Nodes {
     let own = small_objects("own", 450 * n.nodes.len(), 100 << 10);
     n.have(&own);
     for (place, node) in n.nodes.iter().enumerate() {
-        let own = own.iter().filter(|(key, _)| n.home(key) == place);
-        let own: Objects = own.map(|(k, d)| (k.clone(), d.clone())).collect();
-        assert!(bytes_of(&own) > 24 << 20);
-        node.read_all(&own, 0).await;
+        let its = own.iter().filter(|(key, _)| n.home(key) == place);
+        let its: Objects = its.map(|(k, d)| (k.clone(), d.clone())).collect();
+        assert!(bytes_of(&its) > 24 << 20);
+        node.read_all(&its, 0).await;
     }
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    n.at_rest(&own).await;
     n
 }
 

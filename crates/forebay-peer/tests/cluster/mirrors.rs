@@ -57,6 +57,17 @@ impl Nodes {
         }
     }
 
+    /// Waits until each of these is at two nodes.
+    async fn are_at_two<'a>(&self, keys: impl Iterator<Item = &'a String>) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for key in keys {
+            while self.have_it(key) < 2 {
+                assert!(Instant::now() < deadline, "{key} is not copied");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
     /// How many nodes have this.
     fn have_it(&self, key: &str) -> usize {
         self.nodes.iter().filter(|node| node.has(key)).count()
@@ -80,6 +91,8 @@ async fn what_an_owner_fills_is_soon_at_another_node_too_and_never_at_a_third() 
     let mut objects = small_objects("small", 60, 20_000);
     objects.insert("large".into(), noise(19 * MIB + 5, 7));
     filled_by_owners(&n, &objects).await;
+    let small = objects.keys().filter(|key| *key != "large");
+    n.are_at_two(small).await;
     n.settle().await;
     for key in objects.keys().filter(|key| *key != "large") {
         assert_eq!(n.have_it(key), 2, "{key}");
@@ -168,19 +181,22 @@ async fn what_goes_or_changes_while_it_is_copied_does_no_harm() {
         let data = n.nodes[n.home(key)].get(key).await.unwrap();
         assert_eq!(data, b"written since", "{key}");
     }
+    let is_written = |number: usize| number.is_multiple_of(3) && !number.is_multiple_of(2);
+    let numbered = keys.iter().enumerate();
+    let stay = numbered.filter(|(number, _)| is_written(*number) || !number.is_multiple_of(3));
+    n.are_at_two(stay.map(|(_, key)| *key)).await;
     n.settle().await;
     for (number, key) in keys.iter().enumerate() {
-        let is_written = number.is_multiple_of(3) && !number.is_multiple_of(2);
         let home = n.home(key);
         let copies = n.nodes.iter().enumerate().filter(|(at, _)| *at != home);
         for (_, node) in copies.filter(|(_, node)| node.has(key)) {
             let data = node.get(key).await.unwrap();
-            match is_written {
+            match is_written(number) {
                 true => assert_eq!(data, b"written since", "{key}"),
                 false => assert!(data == objects[*key], "{key}"),
             }
         }
-        if is_written || !number.is_multiple_of(3) {
+        if is_written(number) || !number.is_multiple_of(3) {
             assert_eq!(n.have_it(key), 2, "{key}");
         }
     }
@@ -194,6 +210,8 @@ async fn an_owner_that_lost_its_bytes_asks_for_them_before_the_bucket() {
     let mut objects = small_objects("small", 60, 20_000);
     objects.insert("large".into(), noise(19 * MIB + 5, 7));
     filled_by_owners(&n, &objects).await;
+    let small = objects.keys().filter(|key| *key != "large");
+    n.are_at_two(small).await;
     n.settle().await;
     copying.iter().for_each(AbortHandle::abort);
     let before = n.left_bucket();

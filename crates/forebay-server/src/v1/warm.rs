@@ -237,7 +237,8 @@ mod tests {
             Ok((vec![(name("none"), 0)], None))
         };
         let missing = async { (name("gone"), WarmOutcome::Missing) };
-        let every = Duration::from_millis(50);
+        // The object comes before.
+        let every = Duration::from_secs(4);
         let mut work = Work {
             engine: b.engine.clone(),
             everywhere: None,
