@@ -24,7 +24,7 @@ use std::{
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, TcpSocket, UnixListener},
     time::timeout,
 };
 
@@ -109,9 +109,10 @@ fn answer(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn nobody_there_is_unreachable_and_named() {
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = free.local_addr().unwrap();
-    drop(free);
+    // Its port is nobody else's, and nobody listens there.
+    let bound = TcpSocket::new_v4().unwrap();
+    bound.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let at = bound.local_addr().unwrap();
     let url = format!("http://{at}");
     match failure(&client(&url), "/").await {
         Failure::Unreachable(e) => assert_eq!(
@@ -131,11 +132,12 @@ async fn nobody_there_is_unreachable_and_named() {
 
 #[tokio::test]
 async fn each_wait_has_a_limit() {
-    let quick = |url: &str| {
+    let waits = |url: &str, most| {
         let mut settings = settings(url);
-        settings.timeouts = Timeouts::all(QUICK);
+        settings.timeouts = Timeouts::all(most);
         Client::new(settings).unwrap()
     };
+    let quick = |url: &str| waits(url, QUICK);
     // A TLS handshake that nobody answers: connecting still ends.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -148,7 +150,9 @@ async fn each_wait_has_a_limit() {
         other => panic!("{other:?}"),
     }
     let (url, _) = node(|_| b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf".to_vec()).await;
-    let mut begun = quick(&url).call(&get("/")).await.unwrap();
+    // Long enough for what does come, on a busy machine too.
+    let patient = waits(&url, 10 * QUICK);
+    let mut begun = patient.call(&get("/")).await.unwrap();
     assert_eq!(begun.piece().await.unwrap().as_deref(), Some(&b"half"[..]));
     match begun.piece().await.unwrap_err() {
         Failure::TimedOut(e) => assert!(e.message().contains("in the middle"), "{e:?}"),

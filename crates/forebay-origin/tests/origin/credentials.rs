@@ -707,13 +707,12 @@ async fn a_source_in_trouble_is_named_with_its_address_within_a_bounded_time() {
     let checks = troubles.into_iter().map(|(trouble, may_pass)| async move {
         let services = AwsServices::start(Issued::new("AK", "secret")).await;
         let config = recorder(&services);
+        // Nobody listens there, and its port is nobody else's.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let address = match &trouble {
             Some(_) => services.address(),
-            // Nobody listens there.
-            None => {
-                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-                format!("http://{}", listener.local_addr().unwrap())
-            }
+            None => format!("http://{}", nobody.local_addr().unwrap()),
         };
         services.trouble(trouble.clone());
         let dir = tempfile::tempdir().unwrap();

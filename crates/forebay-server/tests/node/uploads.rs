@@ -32,7 +32,7 @@ async fn an_announced_length_holds_no_memory_before_its_bytes_come() {
     // One that does send is charged for what it sent, and at most twice that.
     let sent = 8 << 20;
     slow[0].write_all(&vec![b' '; sent]).await.unwrap();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     loop {
         let held = n.metric(used, "").await;
         assert!(held <= 2.0 * sent as f64 + 1024.0, "{held}");

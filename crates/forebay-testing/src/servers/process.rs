@@ -10,7 +10,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A running server and its directory.
 pub struct Server {

@@ -45,7 +45,7 @@ use std::{
 
 const MIB: usize = 1 << 20;
 /// Longer than any fault may delay an operation.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(60);
 const BUCKETS: [(&str, Freshness); 3] = [
     ("always", Freshness::Always),
