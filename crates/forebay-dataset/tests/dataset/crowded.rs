@@ -19,7 +19,7 @@ const VALUE_BYTES: i32 = 9 << 10;
 const REQUESTS: u64 = 12;
 const ROUNDS: u64 = 20;
 /// Less than what memory is waited for at most.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(50);
 
 /// `packed`: what is decoded is much more than what is read.
 fn pictures(packed: bool) -> Vec<u8> {
