@@ -452,13 +452,13 @@ def test_a_wait_of_no_number_of_seconds_is_refused_at_once(monkeypatch, timeout)
 def test_a_wait_ends_though_the_node_does_not_answer(monkeypatch):
     monkeypatch.setattr(_wire, "_GRACE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = forebay.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=20)
+        client = forebay.Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=100)
         saved = ckpt.Checkpoint(client, "s3://runs/silent", "0123456789abcdef")
         for timeout in (0, 1.0):
             began = time.monotonic()
             with pytest.raises(forebay.Timeout, match="does not answer"):
                 saved.wait(timeout)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 50
 
 
 def test_a_wait_needs_no_thread(monkeypatch):
@@ -1086,6 +1086,12 @@ def test_a_save_is_not_in_the_way_of_itself(own, monkeypatch):
     other.abandon()
 
 
+def is_waiting(node: Node) -> bool:
+    """Whether somebody waits for an answer of this node."""
+    held = node.metrics().items()
+    return any(n.startswith("forebay_requests_in_flight") and v > 0 for n, v in held)
+
+
 def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
     site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
     try:
@@ -1093,6 +1099,7 @@ def test_a_wait_goes_on_while_the_node_is_started_again(tmp_path):
         saved = ckpt.save(state(1, 1), "s3://runs/again/a", client=site.client)
         line = [forebay_program(), "checkpoint", "wait", saved.name, "--node", site.node.url]
         by_command = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        eventually(lambda: is_waiting(site.node), "the command waits")
         time.sleep(1)
         assert by_command.poll() is None
         site.kill()
@@ -1143,6 +1150,7 @@ def test_a_wait_goes_on_while_another_node_answers_in_place_of_the_one_that_has_
         nodes = f"{here},{other.unix_url}"
         line = [forebay_program(), "checkpoint", "wait", saved.name, "--node", nodes]
         by_command = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        eventually(lambda: is_waiting(site.node), "the command waits")
         time.sleep(1)
         assert by_command.poll() is None
         site.kill()
@@ -1532,10 +1540,9 @@ def test_the_room_of_a_lent_file_is_not_given_away_while_it_is_read(own):
         assert staged_files(own) == []
         assert here() == ["removing"]
         read = reading.read("state.pt")
-    deadline = time.monotonic() + 9
-    while here():
-        assert time.monotonic() < deadline, "it waits for nobody"
-        time.sleep(0.05)
+    eventually(lambda: not here(), "it waits for nobody")
+    # It had not waited for as long as it may.
+    assert "are still being read" not in own.node.log.read_text()
     assert lent(own.node) == 1
     assert bytes(read) == own.get(f"lent/removed/{reading.id}/state.pt")
 
@@ -1765,7 +1772,7 @@ def test_an_origin_that_refuses_is_told_and_tried_again(tmp_path, monkeypatch, c
     try:
         saved = ckpt.save(state(1, 1), "s3://runs/refused/a", client=site.client, deadline=1)
         with pytest.raises(forebay.Timeout) as caught:
-            saved.wait(5)
+            saved.wait(9)
         assert caught.value.hint and "403" in caught.value.hint
         # Whoever waits without an end would learn it in no other way.
         told = [r.getMessage() for r in caplog.records if r.name == "forebay"]

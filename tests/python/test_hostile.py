@@ -73,14 +73,16 @@ class Target:
         return exchange
 
     def check_good(self) -> None:
-        began = time.monotonic()
         case = {"request": "GET /hostile/hello"} | ({"sign": {}} if self.signed else {})
-        answer = hostile.send(self.node.port, hostile.request_bytes(case, self.variables)).answers[
-            0
-        ]
-        took = time.monotonic() - began
-        assert (answer.status, answer.body) == (200, b"hello, world"), answer
-        assert took < GOOD_ANSWER_SECONDS, f"a good request took {took:.1f} s"
+        took: list[float] = []
+        # A machine that is busy with something else is not in each of these.
+        while not took or took[-1] >= GOOD_ANSWER_SECONDS:
+            assert len(took) < 4, f"good requests took {took} s"
+            request = hostile.request_bytes(case, self.variables)
+            began = time.monotonic()
+            answer = hostile.send(self.node.port, request).answers[0]
+            took.append(time.monotonic() - began)
+            assert (answer.status, answer.body) == (200, b"hello, world"), answer
 
     def check_well(self) -> None:
         assert self.node.process.poll() is None, self.node.failed("the node ended")
@@ -436,7 +438,7 @@ def too_many(target: Target, case: dict) -> None:
     again.
     """
     data = hostile.expand(r"GET /hostile/hello HTTP/1.1\r\nHost: ${HOST}\r\n\r\n", target.variables)
-    kept, refused = [], 0
+    kept, refused, slow = [], 0, 0
     try:
         for _ in range(case["count"]):
             connection = hostile.connect(target.node.port)
@@ -450,10 +452,12 @@ def too_many(target: Target, case: dict) -> None:
                 503,
                 "1",
             ) and b"limits.connections" in answer.body, answer
-            assert time.monotonic() - began < GOOD_ANSWER_SECONDS
+            slow += time.monotonic() - began >= GOOD_ANSWER_SECONDS
             refused += 1
             connection.close()
         assert (len(kept), refused) == (100, case["count"] - 100)
+        # Now and then, the machine is busy with something else.
+        assert slow < refused / 10
         assert (
             target.node.metrics()['forebay_requests_refused_total{reason="connections"}'] == refused
         )

@@ -19,6 +19,7 @@ import pytest
 from forebay import _accounts, _ledger, energy
 from forebay._ledger import BINS, EPOCHS_KEPT, Ledger
 from forebay._readings import SAMPLED, STAGES, Readings
+from patience import in_time
 from servers import Node, forebay_program
 
 
@@ -32,6 +33,10 @@ def close(a: float, b: float, within: float = 0.02) -> bool:
 
 
 def test_utilization_is_the_time_between_batches_that_was_not_waited(ds):
+    in_time(utilization_is_what_was_not_waited, ds)
+
+
+def utilization_is_what_was_not_waited(ds) -> None:
     loader = ds.loader(batch_size=10, shuffle=forebay.Block(2), output="numpy")
     slept = 0.0
     for _ in range(2):
@@ -111,6 +116,10 @@ def slow_collate(samples):
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("cause", ["decode_s", "collate_s"])
 def test_a_wait_is_charged_to_its_cause(ds, cause, threads):
+    in_time(a_wait_is_charged, ds, cause, threads)
+
+
+def a_wait_is_charged(ds, cause: str, threads: int) -> None:
     how = {"decode": slow_decode} if cause == "decode_s" else {"collate": slow_collate}
     loader = ds.loader(batch_size=10, threads=threads, prefetch=1, **how)
     for _ in loader:
@@ -267,13 +276,7 @@ def test_counting_anew_in_mid_loop_divides_the_stage_for_time_cpu_and_joules(mon
 @pytest.mark.parametrize("when", ["step", "wait"])
 def test_counting_anew_in_mid_loop_is_the_same_in_report_and_stats(ds, when):
     """Nothing of what was before counts, and all that comes after."""
-    # On a busy machine, there is time between any two lines; not each time.
-    for _ in range(4):
-        try:
-            return counts_anew(ds, when)
-        except AssertionError:
-            time.sleep(1)
-    return counts_anew(ds, when)
+    in_time(counts_anew, ds, when)
 
 
 def counts_anew(ds, when: str) -> None:
@@ -555,7 +558,7 @@ def command(node: Node, *args: str, code: int = 0, **env: str) -> str:
 
 
 def jobs_of(node: Node) -> dict:
-    with urllib.request.urlopen(f"{node.url}/v1/forebay/jobs", timeout=10) as answer:
+    with urllib.request.urlopen(f"{node.url}/v1/forebay/jobs", timeout=60) as answer:
         return json.load(answer)
 
 
@@ -578,7 +581,7 @@ def test_of_several_jobs_of_one_name_the_own_is_told(tmp_path):
             headers={**headers, "Content-Type": "application/octet-stream"},
         )
         time.sleep(1.1)
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             assert answer.status == 200
         jobs = json.loads(bytes(ds.client._call("GET", "/v1/forebay/jobs")))["jobs"]
         assert [job["caller"] for job in jobs] == ["a", "anonymous"]
