@@ -446,14 +446,14 @@ def test_an_opening_takes_longer_than_the_timeout(origin, origin_s3, tmp_path, c
         origin_s3.put_object(Bucket="scratch", Key=f"slow-opening/{i:02}.jsonl", Body=body)
     node = Node(origin.url, ["scratch"], tmp_path)
     try:
-        client = Client(node.url, timeout=1)
-        assert client.buckets() == ["scratch"] and client.timeout == 1
+        client = Client(node.url, timeout=5)
+        assert client.buckets() == ["scratch"] and client.timeout == 5
         # The origin is silent for longer than the client waits for a silent node.
         origin.process.send_signal(signal.SIGSTOP)
-        threading.Timer(3, lambda: origin.process.send_signal(signal.SIGCONT)).start()
+        threading.Timer(11, lambda: origin.process.send_signal(signal.SIGCONT)).start()
         began = time.monotonic()
         ds = open_dataset("scratch/slow-opening/*.jsonl", client=client, progress=True)
-        assert len(ds) == 20 and time.monotonic() - began > 2
+        assert len(ds) == 20 and time.monotonic() - began > 9
         drawn = capsys.readouterr().err
         assert "opening scratch/slow-opening/*.jsonl" in drawn and "files" in drawn
         with pytest.raises(NotFound) as e:

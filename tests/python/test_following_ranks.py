@@ -59,11 +59,11 @@ def begun(node: Node, pattern: str, rank: int, world: int, shuffle="full", **mor
 
 def settled(node: Node) -> float:
     """What left the bucket for this node, once it fetches no more."""
-    told = [-1.0, 0.0]
+    told = [-2.0, -1.0, 0.0]
 
     def same():
         told.append(received(node))
-        return told[-1] == told[-2] > 0 and told
+        return told[-1] == told[-2] == told[-3] > 0
 
     eventually(lambda: node.metrics()["forebay_plan_ahead_bytes_total"] > 0, "it fetches ahead")
     while not same():

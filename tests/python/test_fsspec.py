@@ -698,12 +698,16 @@ def test_what_cannot_be_asked_is_not_taken_for_missing(tmp_path):
     (tmp_path / "data" / "d").mkdir(parents=True)
     (tmp_path / "data" / "d" / "x").write_bytes(b"1")
     node = Node("", [], tmp_path / "node", options=["--origin", f"file://{tmp_path / 'data'}"])
-    fs = fsspec.filesystem("forebay", url=node.url, timeout=2, skip_instance_cache=True)
+    fs, hasty = (
+        fsspec.filesystem("forebay", url=node.url, timeout=timeout, skip_instance_cache=True)
+        for timeout in (60, 2)
+    )
     assert fs.exists("data/d/x") and fs.exists("data/d") and not fs.exists("data/d/y")
     assert not fs.exists("data/d//x") and not fs.exists("nothing")
     assert list(fs.walk("nothing")) == []
     assert fs.glob("data/**/x") == fs.find("data", maxdepth=2) == ["data/d/x"]
     node.stop()
+    fs = hasty
     for ask in (
         lambda: fs.exists("data/d/x"),
         lambda: list(fs.walk("data")),
@@ -813,7 +817,7 @@ def test_filesystems_with_other_clients_are_not_equal(node):
 
 
 def test_each_client_has_its_own_filesystem(node):
-    one, other = forebay.Client(node.url, timeout=1), forebay.Client(node.url, timeout=2)
+    one, other = forebay.Client(node.url, timeout=50), forebay.Client(node.url, timeout=60)
     assert repr(one) == repr(other)
     kept = [fsspec.filesystem("forebay", client=client) for client in (one, other)]
     assert [fs.client for fs in kept] == [one, other]

@@ -902,7 +902,7 @@ def test_a_node_that_is_killed_costs_no_sample(ds, tables, tmp_path, stream):
     )
     seen = []
     try:
-        far = forebay.open("tables/a/*.parquet", client=forebay.Client(dying.url, timeout=2))
+        far = forebay.open("tables/a/*.parquet", client=forebay.Client(dying.url, timeout=9))
         loader = far.loader(stream=stream, **options)
         with pytest.raises(forebay.Error):
             for batch in loader:
@@ -989,7 +989,7 @@ def test_a_thread_that_waits_finds_the_end_when_another_closes(tables, tmp_path,
         time.sleep(0.5)
         assert first and not ended.is_set()
         loader.close()
-        assert ended.wait(20), "it waits for a node that says nothing"
+        assert ended.wait(60), "it waits for a node that says nothing"
     finally:
         node.process.send_signal(signal.SIGCONT)
         node.stop(signal.SIGKILL)
@@ -2105,7 +2105,7 @@ def test_a_forked_child_ends_though_a_loop_of_its_parent_holds_its_lock(ds):
     held.wait()
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
-    child.join(20)
+    child.join(60)
     leave.set()
     holder.join()
     try:

@@ -103,7 +103,7 @@ def test_parts_are_accounted_to_their_dataset(shards_node):
     shards = forebay.open_shards("sets/train-{0,1}.tar", url=shards_node.url, part_bytes=PART)
     assert keys(shards.loader(11, epochs=1, uneven="pad"))
     size = sum(file.size for file in shards.files)
-    with urllib.request.urlopen(f"{shards_node.url}/v1/forebay/jobs", timeout=10) as answer:
+    with urllib.request.urlopen(f"{shards_node.url}/v1/forebay/jobs", timeout=60) as answer:
         told = [d for d in json.load(answer)["datasets"] if d["stored_bytes"] == size]
     assert len(told) == 1 and told[0]["rows"] >= SHARDS[0] + SHARDS[1]
 
@@ -467,7 +467,7 @@ def test_a_part_is_described_as_the_api_says(shards_node):
             json.dumps(spec).encode(),
             {"Accept": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read().splitlines()[-1])
 
     whole = ask({"sources": ["sets/train-*.tar"], "format": "objects"})
@@ -532,7 +532,7 @@ class Far:
         return process
 
     def received(self) -> int:
-        with urllib.request.urlopen(self.counters, timeout=10) as answer:
+        with urllib.request.urlopen(self.counters, timeout=60) as answer:
             return json.load(answer)["bytes_to_client"]
 
     def close(self) -> None:
@@ -669,11 +669,11 @@ def test_a_loop_that_is_left_in_the_middle_leaves_nothing(far, stream):
     waiting = threading.Thread(target=list, args=(iter(loader),))
     waiting.start()
     loader.close()
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive(), "a loop that was closed waits on"
     del loader, waiting
     gc.collect()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         new = set(threading.enumerate()) - threads_before
         threads = [t.name for t in new if t.name.startswith("forebay-")]
