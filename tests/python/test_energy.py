@@ -438,7 +438,7 @@ def test_joules_of_an_epoch_are_told_by_what_the_loop_did(tables, machine, how):
 
 def influx(node: Node, query: str = "") -> str:
     url = node.metrics_url.removesuffix("/metrics") + "/energy.influx" + query
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
         return answer.read().decode()
 
@@ -708,7 +708,7 @@ BOARD_LOOP = """
 import json, sys, time, forebay
 loader = forebay.open("tables/a/*.parquet", url=sys.argv[1]).loader(batch_size=10)
 for batch in loader:
-    time.sleep(0.3)
+    time.sleep(0.6)
 print(json.dumps(loader.report(order=False).json()["run"]))
 """
 
@@ -721,9 +721,9 @@ def test_a_loader_measures_the_board_from_its_first_batch_on(tables, bmc):
     assert done.returncode == 0, done.stderr
     (board,) = json.loads(done.stdout)["energy"]
     assert (board["source"], board["domain"]) == ("ipmi", "board")
-    # Ten batches of 0.3 s; the first and the last sample are 0.1 s from the ends of the loop, and
+    # Ten batches of 0.6 s; the first and the last sample are 0.1 s from the ends of the loop, and
     # further on a busy machine.
-    assert board["joules"] > 1.8 * 213
+    assert board["joules"] > 3.3 * 213
 
 
 def test_a_node_measures_its_board(bmc, tmp_path):
