@@ -198,7 +198,7 @@ class Etcd(Process):
         headers = {"Authorization": token} if token else {}
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/v3/{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def put(self, key: str, value: bytes) -> None:
@@ -264,7 +264,7 @@ class Node(Process):
 
     def metrics(self) -> dict[str, float]:
         """Each sample of /metrics by its name and labels."""
-        text = urllib.request.urlopen(self.metrics_url, timeout=10).read().decode()
+        text = urllib.request.urlopen(self.metrics_url, timeout=60).read().decode()
         samples = (
             line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
         )

@@ -117,7 +117,7 @@ def test_other_processes_use_the_first_ones_engine(where, objects, way):
         child.start()
     assert [out.get(timeout=60) for _ in children] == [expect, expect]
     for child in children:
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
     assert [bytes(i) for i in client.batch(NAMES, bucket="train")] == expect
 

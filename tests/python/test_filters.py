@@ -261,7 +261,7 @@ def test_others_join_or_find_it_kept_and_a_restart_changes_nothing(site, tmp_pat
     assert len(ids) == 6 and len(set(ids)) == 1
     changed = {how: n - before[how] for how, n in outcomes(site).items()}
     assert changed["computed"] == 1 and changed["failed"] == 0
-    told = requests.get(f"{site.url}/v1/forebay/jobs", timeout=10).json()
+    told = requests.get(f"{site.url}/v1/forebay/jobs", timeout=60).json()
     datasets = {d["id"]: d for d in told["datasets"]}
     ds = forebay.open("bk/plain/*.parquet", url=site.url)
     assert datasets[ds.id]["origin_bytes"] + datasets[ds.id]["disk_bytes"] > 0, "its account"

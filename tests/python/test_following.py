@@ -49,7 +49,7 @@ def test_stats_say_where_the_time_of_pulling_went(ds):
 
 def leases(node) -> list[dict]:
     """Those on plans that the node's cache follows."""
-    with urllib.request.urlopen(f"{node.url}/v1/datasets/plans", timeout=10) as answer:
+    with urllib.request.urlopen(f"{node.url}/v1/datasets/plans", timeout=60) as answer:
         return json.load(answer)["leases"]
 
 

@@ -31,7 +31,7 @@ def promtool(*args: str, stdin: str | None = None) -> str:
 
 @needs_promtool
 def test_the_page_is_what_prometheus_expects(node: Node):
-    page = urllib.request.urlopen(f"http://127.0.0.1:{node.admin_port}/metrics", timeout=10)
+    page = urllib.request.urlopen(f"http://127.0.0.1:{node.admin_port}/metrics", timeout=60)
     text = page.read().decode()
     assert "forebay_requests_total" in text
     assert promtool("check", "metrics", stdin=text) == ""

@@ -50,7 +50,7 @@ def test_a_client_works_in_other_processes_and_here_afterwards(client, expect, w
         assert read_all(client) == expect
     assert [out.get(timeout=60) for _ in children] == [expect, expect]
     for child in children:
-        child.join(20)
+        child.join(60)
         assert child.exitcode == 0
     assert read_all(client) == expect
 
@@ -144,7 +144,7 @@ def test_forks_while_other_threads_are_in_the_middle_of_batches(client, expect):
     finally:
         stop.set()
         for t in threads:
-            t.join(20)
+            t.join(60)
     assert not failures
 
 

@@ -644,7 +644,7 @@ def test_what_nobody_knows_is_not_passed_on(recorded):
         seen.clear()
         request = urllib.request.Request(node.url + path, headers=headers)
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=60)
         assert (caught.value.code, seen) == (status, []), path
 
 
@@ -675,11 +675,11 @@ def test_a_presigned_url_of_version_2_says_how_to_sign(tmp_path):
             )
 
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(presigned(signature_version="s3"), timeout=10)
+            urllib.request.urlopen(presigned(signature_version="s3"), timeout=60)
         said = caught.value.read().decode()
         assert caught.value.code == 501 and "s3v4" in said, said
         url = presigned(signature_version="s3v4")
-        assert urllib.request.urlopen(url, timeout=10).read() == b"content"
+        assert urllib.request.urlopen(url, timeout=60).read() == b"content"
     finally:
         node.stop()
 
@@ -697,6 +697,6 @@ def test_names_to_remove_are_checked_first(through, direct, buckets):
     ]:
         request = urllib.request.Request(url, body, {header: value}, method="POST")
         with pytest.raises(urllib.error.HTTPError, match="400"):
-            urllib.request.urlopen(request, timeout=10)
+            urllib.request.urlopen(request, timeout=60)
         assert direct.head_object(Bucket=bucket, Key="k")["ContentLength"] == 1, header
     assert through.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": "k"}]})["Deleted"]

@@ -183,7 +183,7 @@ def test_versions_and_protocol(secure, authority):
 
 
 def test_plain_http_to_the_tls_port_is_told_so(secure):
-    answer = requests.put(f"http://127.0.0.1:{secure.port}/scratch/x", data=b"x" * 1000, timeout=10)
+    answer = requests.put(f"http://127.0.0.1:{secure.port}/scratch/x", data=b"x" * 1000, timeout=60)
     assert answer.status_code == 400 and "https://" in answer.text
     failed = secure.metrics()["forebay_tls_handshakes_failed_total"]
     for junk in (b"\x00\x01\x02", b"\x16\x03\x01\x00\x05hello"):
@@ -362,10 +362,10 @@ def test_the_admin_port_speaks_tls_if_it_is_told_to(origin, authority, tmp_path)
         assert ready["url"].startswith("https://127.0.0.1:")
         admin = ready["admin"]
         assert (
-            requests.get(f"https://{admin}/healthz", verify=str(authority.file), timeout=10).text
+            requests.get(f"https://{admin}/healthz", verify=str(authority.file), timeout=60).text
             == "ok\n"
         )
-        assert requests.get(f"http://{admin}/healthz", timeout=10).status_code == 400
+        assert requests.get(f"http://{admin}/healthz", timeout=60).status_code == 400
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

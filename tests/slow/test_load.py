@@ -80,7 +80,7 @@ def test_mixed_load_leaves_no_trace(tmp_path):
             f"throughput fell from {middle} to {last} operations: {work}"
         )
         # Everything that was taken for the load is given back.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (
             node.metrics().get("forebay_memory_used_bytes", 0) > 0 and time.monotonic() < deadline
         ):
