@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import io
 import json
+import logging
 import math
 import os
 import random
@@ -587,6 +588,48 @@ def test_saves_and_loads_go_on_while_the_node_is_started_again(tmp_path, caplog,
         with pytest.raises(forebay.ConnectionFailed, match="retry_for="):
             ckpt.save(wanted, "s3://runs/through/c", client=client, retry_for=0.5)
     finally:
+        site.close()
+
+
+class StartsHungNodeAgain(logging.Handler):
+    """Starts a node again that is stopped, when a log says that something is tried again."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site, self.why = site, []
+
+    def hang(self) -> None:
+        self.site.node.process.send_signal(signal.SIGSTOP)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.why += [type(arg) for arg in record.args if isinstance(arg, forebay.Error)]
+        self.site.kill()
+        self.site.start()
+
+
+def test_saves_and_loads_go_on_at_a_node_that_hung_and_is_started_again(tmp_path):
+    site = Site(tmp_path, listen=f"127.0.0.1:{free_port()}")
+    node, name = StartsHungNodeAgain(site), "s3://runs/hung/a"
+    # Long enough for a node that does not hang.
+    client = forebay.Client(site.client.url, timeout=5)
+    options = {"client": client, "retry_for": 60}
+    wanted = state(1, 1)
+    _wire.log.addHandler(node)
+    try:
+        for once in (
+            lambda: ckpt.save(wanted, name, **options).wait(),
+            lambda: same(ckpt.load(name, **options), wanted) or pytest.fail("another state"),
+            lambda: ckpt.remove(name, **options),
+        ):
+            node.hang()
+            once()
+        assert node.why == [forebay.Timeout] * 3 and site.keys("hung/") == []
+        # Without `retry_for`, it fails at once.
+        node.hang()
+        with pytest.raises(forebay.Timeout):
+            ckpt.load(name, client=client)
+    finally:
+        _wire.log.removeHandler(node)
         site.close()
 
 

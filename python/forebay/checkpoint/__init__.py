@@ -99,8 +99,9 @@ def save(
             until all of the new one is at the origin.
         meta: JSON that readers of the manifest are told, such as ``{"step": 100}``; at most 64 KiB.
             Numbers come back as they were; whole ones have at most 64 bits. Keys are texts.
-        retry_for: Seconds for which it is saved anew while the node cannot be reached, or is over
-            its limits, as when it is started again. (An address where no node ever was looks the
+        retry_for: Seconds for which it is saved anew while the node cannot be reached, does not
+            answer for the client's ``timeout``, or is over its limits, as when it is started again.
+            They are counted from the first failure. (An address where no node ever was looks the
             same: a warning says so at once.)
 
     Raises:
@@ -158,8 +159,8 @@ def load(
         name: As in ``"s3://bucket/run/step-100"``.
         map_location, weights_only: As for ``torch.load``. Safetensors go to one device.
         durable: Only what the origin has. By default, what is staged here counts too.
-        retry_for: Seconds for which it is loaded anew while the node cannot be reached, or is over
-            its limits.
+        retry_for: Seconds for which it is loaded anew while the node cannot be reached, does not
+            answer, or is over its limits.
 
     Raises:
         NotFound: There is no checkpoint of this name, or none that is complete.
@@ -236,8 +237,8 @@ def keep(
         last: So many of the newest stay.
         max_age: Seconds, or a ``timedelta``: older ones go.
         pattern: Only those whose last name is like this, as in ``"step-*"``.
-        retry_for: Seconds for which it goes on while the node cannot be reached, or is over its
-            limits.
+        retry_for: Seconds for which it goes on while the node cannot be reached, does not answer,
+            or is over its limits.
 
     Raises:
         InvalidRequest: Neither ``last`` nor ``max_age``, or no sense in an argument. Nothing was
@@ -258,8 +259,8 @@ def list_durable(
     over.
 
     Args:
-        retry_for: Seconds for which they are listed anew while the node cannot be reached, or is
-            over its limits.
+        retry_for: Seconds for which they are listed anew while the node cannot be reached, does not
+            answer, or is over its limits.
     """
     client, patience = client_of(client), _wire.checked_patience(retry_for)
     return _wire.again(f"listing {where}", lambda: _wire.listed(client, where), patience)
@@ -271,8 +272,9 @@ def remove(name: str, *, client: Client | None = None, retry_for: float = 0.0) -
     its place (one with ``overwrite=False`` that waits until the name is free does not count).
 
     Args:
-        retry_for: Seconds for which it is tried again while the node cannot be reached, or is over
-            its limits. What is gone after an attempt whose answer was lost is removed.
+        retry_for: Seconds for which it is tried again while the node cannot be reached, does not
+            answer, or is over its limits. What is gone after an attempt whose answer was lost is
+            removed.
     """
     client, patience = client_of(client), _wire.checked_patience(retry_for)
     _wire.remove_patiently(client, name, patience)

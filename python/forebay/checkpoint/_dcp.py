@@ -206,9 +206,10 @@ class StorageWriter(_StorageWriter):
         deadline: Seconds within which it is to be durable. None: as the node's
             ``checkpoints.deadline`` says. 0: whenever.
         meta: JSON that readers of the manifest are told; at most 64 KiB.
-        retry_for: Seconds for which a save goes on while a node cannot be reached, is over its
-            limits, or is started again. A file that the node did not take is written again (a rank
-            that saves alone, and ranks at other nodes than that of rank 0, write all of theirs).
+        retry_for: Seconds for which a save goes on while a node cannot be reached, does not answer,
+            is over its limits, or is started again. A file that the node did not take is written
+            again (a rank that saves alone, and ranks at other nodes than that of rank 0, write all
+            of theirs).
             What it had taken, it still has when it is started again. If several ranks save and the
             machine of rank 0's node loses power before the commit, what it had taken may be lost:
             the save fails, and nothing of it is visible. Save again then.
@@ -578,8 +579,8 @@ class StorageReader(_StorageReader):
         path: The checkpoint's name; ``checkpoint_id`` of ``load`` replaces it.
         client: The node of this rank; by default the one of ``FOREBAY_NODE``.
         durable: Only what the origin has. By default, what is staged at the node counts too.
-        retry_for: Seconds for which each request is made again while the node cannot be reached, or
-            is over its limits, as when it is started again.
+        retry_for: Seconds for which each request is made again while the node cannot be reached,
+            does not answer, or is over its limits, as when it is started again.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ class CheckpointIO(_CheckpointIO):
         deadline: Seconds within which each checkpoint is to be durable. None: as the node's
             ``checkpoints.deadline`` says. 0: whenever.
         retry_for: Seconds for which a checkpoint is saved or loaded anew while the node cannot be
-            reached, as when it is started again, before that ends the training. A warning says so
-            at once.
+            reached, or does not answer, as when it is started again, before that ends the training.
+            A warning says so at once.
     """
 
     def __init__(

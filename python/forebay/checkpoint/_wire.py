@@ -563,6 +563,10 @@ class _Held(Conflict):
     """An earlier attempt at the same may be what is in the way."""
 
 
+#: Failures that another attempt may overcome. A node that hangs is started again, too.
+_PASSING = (*PASSING, Timeout, _Held)
+
+
 def again(
     what: str,
     attempt: Callable[[], T],
@@ -570,22 +574,22 @@ def again(
     failed: list[Error] | None = None,
     stop: Stop | None = None,
 ) -> T:
-    """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started,
-    unless ``stop`` is set. With ``failed``, a warning says so once for all who have that list.
+    """What ``attempt`` returns, made again for ``retry_for`` seconds while the node is started, or
+    does not answer, unless ``stop`` is set. With ``failed``, a warning says so once for all who
+    have that list.
     """
     failed = [] if failed is None else failed
-    passing = (*PASSING, _Held)
 
     def told() -> T:
         try:
             return attempt()
-        except passing as e:
+        except _PASSING as e:
             if retry_for and not failed:
                 failed.append(e)
                 log.warning("%s: tried again for %g s: %s", what, retry_for, e)
             raise
 
-    return patiently(told, retry_for, stop or Stop(), Meter(), passing=passing)
+    return patiently(told, retry_for, stop or Stop(), Meter(), passing=_PASSING)
 
 
 class Saving:
@@ -1074,7 +1078,7 @@ class Reading:
         except BaseException as e:
             mine.set_result(None)
             # It is asked for, again and again, where it is read.
-            if not (self._retry_for and isinstance(e, PASSING)):
+            if not (self._retry_for and isinstance(e, _PASSING)):
                 raise
         return mine.result()
 
