@@ -947,33 +947,35 @@ class OfWindows:
                 gone += 1
             steps = steps[gone:]
             if steps:
-                if len(steps) == 1 and self._after is not None:
-                    steps, window = self._looked_ahead(steps[0], window, self._after)
                 self._now = (steps, window)
-                return Fetched(steps[0], cast(Rows, Packed(steps[0])))
+                if len(steps) == 1 and self._after is not None:
+                    self._look_ahead(self._after)
+                step = self._now[0][0]
+                return Fetched(step, cast(Rows, Packed(step)))
             made = self._dealt.at(window)
             if made is None:
                 return None
             self._now = (made.batch, window + 1)
 
-    def _looked_ahead(
-        self, last: PackStep, window: int, after: Callable[[int], State]
-    ) -> tuple[tuple[PackStep, ...], int]:
-        """The last step of the windows before this one, which knows whether it is the last one of
-        its epoch, the steps of the windows that had to be looked at, and the one after these.
+    def _look_ahead(self, after: Callable[[int], State]) -> None:
+        """Takes windows until the last step of those before knows whether it is the last one of its
+        epoch. Each is noted at once: a wait for the next one may be interrupted, and no window is
+        asked for again after a later one.
         """
-        later: tuple[PackStep, ...] = ()
+        (last, *later), window = self._now
         while not later and last.next["epoch"] == last.epoch:
             try:
                 made = self._dealt.at(window)
-            except Exception:
-                # It is told to who asks for the step after this one.
-                break
+            except Exception as e:
+                if self._dealt.has_failed(e):
+                    # It is told to who asks for the step after this one.
+                    return
+                raise
             if made is not None:
-                later, window = made.batch, window + 1
+                later, window = list(made.batch), window + 1
             if made is None or (later and later[0].epoch != last.epoch):
                 last = replace(last, next=after(last.epoch))
-        return (last, *later), window
+            self._now = ((last, *later), window)
 
     def close(self) -> None:
         self._dealt.close()

@@ -20,7 +20,7 @@ from ._decode import Job, Recipe
 from ._fetch import Fetched, Fetcher
 from ._plan import Step
 from ._pools import Pool, check_process, cut_off, is_exiting
-from ._stop import Bell
+from ._stop import Bell, interrupts
 from .stats import Meter
 
 
@@ -54,20 +54,30 @@ class Pipeline:
         the last, and once this is closed.
 
         Another call with the same index returns the same, so that Ctrl-C in the middle loses no
-        step; after a step that failed, that failure. Any thread may close it meanwhile.
+        step, nor does what another signal's handler raises while this waits; after a step that
+        failed, that failure. Any thread may close it meanwhile.
         """
         if self._failure is not None:
             raise self._failure
         try:
             return self._at(index)
         except BaseException as e:
-            belt = self._belt
-            if isinstance(e, Exception) if belt is None else belt.has_failed(e):
+            if self._is_of_step(e):
                 # Its traceback leads to whoever asks, and from there to this. What is not closed is
                 # known until the process ends, and if it has the failure, so is all of that.
                 self._failure = e
                 self._close()
             raise
+
+    def _is_of_step(self, error: BaseException) -> bool:
+        """Whether this is why a step failed, as far as that is known."""
+        if self._belt is not None:
+            return self._belt.has_failed(error)
+        return isinstance(error, Exception) and not interrupts(error)
+
+    def has_failed(self, error: BaseException) -> bool:
+        """Whether this very error ended it."""
+        return self._failure is error
 
     def _at(self, index: int) -> Made | None:
         if self._belt is not None:

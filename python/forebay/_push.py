@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from . import _forebay, _node
 from ._fetch import Fetched
 from ._plan import State, Steps
-from .errors import Changed, InvalidRequest, NotFound, PreconditionFailed, ServerError
+from ._stop import interrupting
+from .errors import Changed, Error, InvalidRequest, NotFound, PreconditionFailed, ServerError
 from .rows import Rows
 from .stats import Meter
 
@@ -117,6 +118,11 @@ class Push:
                 status=e.status,
                 request_id=e.request_id,
             ) from e
+        except Error:
+            raise
+        except BaseException as e:
+            interrupting(e)
+            raise
         waited = time.perf_counter() - began
         if received is None:
             raise ServerError(

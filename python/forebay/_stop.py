@@ -15,6 +15,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+#: Marks what a signal handler raised.
+_INTERRUPTS = "_forebay_interrupts"
+
+
+def interrupting(error: BaseException) -> None:
+    """Notes that a signal handler raised this while something was waited for: that has not failed,
+    and may be waited for again.
+    """
+    setattr(error, _INTERRUPTS, True)
+    return error
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether a signal handler raised this while something was waited for."""
+    return bool(getattr(error, _INTERRUPTS, False))
+
 
 class Bell:
     """Wakes threads that wait until something holds."""
@@ -42,6 +58,9 @@ class Bell:
                     woken.get(timeout=left)
                 except queue.Empty:
                     return holds()
+                except BaseException as e:
+                    interrupting(e)
+                    raise
             return True
         finally:
             self._waiting.discard(woken)

@@ -44,6 +44,7 @@ from ._pipeline import Pipeline
 from ._plan import Order, State, Step, Steps
 from ._pools import Pool
 from ._progress import Bar
+from ._stop import interrupts
 from ._words import counted
 from .errors import Error, InvalidRequest
 from .pack import Pack
@@ -1027,7 +1028,10 @@ class Iteration(Generic[B_co]):
         try:
             # The same again if a signal ended the last call before it counted.
             made = pipeline.at(self._number)
-        except Exception:
+        except Exception as e:
+            if interrupts(e):
+                # The loop may go on with this batch.
+                raise
             if self._pipeline is None:  # closed meanwhile: why it broke off no longer matters
                 raise self._over() from None
             # The state is still the one before this step: a new loop over the loader begins with

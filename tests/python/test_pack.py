@@ -10,6 +10,8 @@ import math
 import os
 import pickle
 import random
+import signal
+import sys
 import threading
 import time
 
@@ -19,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from forebay import _collate
+from forebay import _collate, _fetch
+from forebay._stop import Bell
 from forebay.errors import InvalidRequest, SampleFailed
 from forebay.torch import Resumable, state_of
 from servers import Node
@@ -309,6 +312,68 @@ def test_a_state_after_the_last_step_is_in_the_next_epoch(
     resumed = ds.loader(pack=pack, batch_size=7)
     resumed.load_state_dict(states[-1])
     assert taken([resumed], pack) == taken([own], pack) and len(states) > 1
+
+
+class Late(Exception):
+    """What a signal handler raises, such as a limit of the time that a batch may take."""
+
+
+@pytest.mark.parametrize("how", ["loop", "torch"])
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("packs", [False, True])
+def test_what_a_signal_handler_raises_in_a_wait_loses_nothing(
+    ds, how, threads, packs, monkeypatch
+):
+    for name in ("READ_ROWS", "READ_ROWS_MOST"):
+        monkeypatch.setattr(forebay.pack, name, 42)
+    options: dict = {"pack": forebay.Pack(30, window=42)} if packs else {"columns": ["n"]}
+
+    def begun():
+        loader = ds.loader(batch_size=3, output="numpy", threads=threads, **options)
+        return iter(loader) if how == "loop" else iter(loader.torch())
+
+    def plain(batch: dict) -> dict:
+        return {name: np.asarray(value).tolist() for name, value in batch.items()}
+
+    expected = [plain(batch) for batch in begun()]
+    read, goes_on, main = _fetch.read, threading.Event(), threading.get_ident()
+
+    def slow(datasets, columns, rows, sources):
+        assert rows[0] < 84 or goes_on.wait(60)
+        return read(datasets, columns, rows, sources)
+
+    def interrupt() -> None:
+        """Once the main thread waits."""
+        seen = 0
+        while seen < 3 and not goes_on.wait(0.02):
+            waits = sys._current_frames()[main].f_code is Bell.wait_until.__code__
+            seen = seen + 1 if waits else 0
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def late(*_) -> None:
+        raise Late
+
+    monkeypatch.setattr(_fetch, "read", slow)
+    before = signal.signal(signal.SIGUSR1, late)
+    sender = threading.Thread(target=interrupt)
+    try:
+        batches, found, interrupts = begun(), [], 0
+        sender.start()
+        while len(found) < len(expected):
+            try:
+                found.append(plain(next(batches)))
+            except Late:
+                interrupts += 1
+                # It is not raised again.
+                assert interrupts == 1
+                goes_on.set()
+    finally:
+        goes_on.set()
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert found == expected and interrupts == 1
+    with pytest.raises(StopIteration):
+        next(batches)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
