@@ -564,6 +564,24 @@ class LeftOut:
         return replace(hand, left_out=left_out, lost=lost)
 
 
+class Dealt(NamedTuple):
+    """The steps that a window completes. Where it ends an epoch and makes none, what was
+    ``left_out`` and ``lost`` since the last one, which is of an earlier window.
+    """
+
+    steps: tuple[PackStep, ...]
+    left_out: int = 0
+    lost: int = 0
+
+
+def _with_left_out(step: PackStep, left_out: int, lost: int) -> PackStep:
+    """A step that counts more rows that were left out, and their tokens."""
+    counts = dict(step.counts)
+    counts["rows_left_out"] += left_out
+    counts["tokens_cut"] += lost
+    return replace(step, counts=counts)
+
+
 class Deal:
     """The steps of one rank, from a state on, forwards only.
 
@@ -588,23 +606,23 @@ class Deal:
         inside = state.get("pack", {})
         whole = int(state["position"]) == 0 and not inside
         hand = Hand(0, int(inside.get("packs", 0)), int(inside.get("tokens", 0)), whole)
-        self._now: tuple[Hand, tuple[PackStep, ...], int] = (hand, (), 0)
+        self._now: tuple[Hand, Dealt, int] = (hand, Dealt(()), 0)
         self._owned: tuple[Window, np.ndarray]
 
-    def window(self, number: int) -> tuple[PackStep, ...] | None:
-        """The steps that a window completes; None past the end. Windows are asked for one after the
+    def window(self, number: int) -> Dealt | None:
+        """What is dealt of a window; None past the end. Windows are asked for one after the
         other, and the last one any number of times.
         """
-        hand, steps, at = self._now
+        hand, dealt, at = self._now
         if at == number + 1:
-            return steps
+            return dealt
         found = self._windows.at(number)
         if found is None:
             return None
         assert at == number, f"{number} was asked for, and {at} is next"
-        later, made = self._deal(hand, found)
-        self._now = (later, tuple(made), number + 1)
-        return self._now[1]
+        later, dealt = self._deal(hand, found)
+        self._now = (later, dealt, number + 1)
+        return dealt
 
     def own(self, number: int) -> tuple[Window, np.ndarray]:
         """A window, and the rows of it whose tokens this rank may need. Windows are asked for one
@@ -616,14 +634,14 @@ class Deal:
             return self._owned
         window = self._windows.at(number)
         assert window is not None and at == number, f"{number} was asked for, and {at} is next"
-        later, steps = self._deal(hand, window)
-        runs = [run for step in steps for run in step.runs] + list(later.runs)
+        later, dealt = self._deal(hand, window)
+        runs = [run for step in dealt.steps for run in step.runs] + list(later.runs)
         pieces = [run.pieces for run in runs if run.window is window]
         # Of the pack that is not full yet nobody knows whose it is.
         pieces += [begun for of, begun in later.open if of is window]
         used = np.concatenate([p[:, 0] for p in pieces]) if pieces else np.empty(0, np.int64)
         self._owned = (window, np.unique(used))
-        self._now = (later, (), number + 1)
+        self._now = (later, Dealt(()), number + 1)
         return self._owned
 
     def _documents(self, window: Window) -> np.ndarray:
@@ -631,7 +649,7 @@ class Deal:
         counts = window.counts.astype(np.int64)
         return counts + (counts > 0) if self._pack.eos_id is not None else counts
 
-    def _deal(self, hand: Hand, window: Window) -> tuple[Hand, list[PackStep]]:
+    def _deal(self, hand: Hand, window: Window) -> tuple[Hand, Dealt]:
         pack, length, count = self._pack, self._pack.length, len(window.rows)
         documents = self._documents(window)
         long = documents > length
@@ -709,12 +727,19 @@ class Deal:
                     f" step of {counted(self._world, 'rank')} takes {stride}",
                     hint='give a smaller batch_size, shorter packs, or uneven="pad"',
                 )
-            return Hand(after, 0, 0, True), steps
+            rest = (0, 0)
+            if self._uneven == "pad" and not hand.taken:
+                # No step is left to count these.
+                rest = hand.left_out, hand.lost
+                if steps:
+                    steps[-1], rest = _with_left_out(steps[-1], *rest), (0, 0)
+            return Hand(after, 0, 0, True), Dealt(tuple(steps), *rest)
         open_pieces = hand.open if not len(ends) else ()
-        rest = pieces[ends[-1] :] if len(ends) else pieces
-        if filled and len(rest):
-            open_pieces += ((window, rest),)
-        return replace(hand, packs=0, tokens=0, open=open_pieces, filled=filled), steps
+        begun = pieces[ends[-1] :] if len(ends) else pieces
+        if filled and len(begun):
+            open_pieces += ((window, begun),)
+        later = replace(hand, packs=0, tokens=0, open=open_pieces, filled=filled)
+        return later, Dealt(tuple(steps))
 
     def _place(
         self,
@@ -899,8 +924,8 @@ class Dealing:
         self._deal, self._windows = deal, windows
 
     def at(self, index: int) -> Fetched | None:
-        steps = self._deal.window(index)
-        return None if steps is None else Fetched(NO_STEP, cast(Rows, steps))
+        dealt = self._deal.window(index)
+        return None if dealt is None else Fetched(NO_STEP, cast(Rows, dealt))
 
     def close(self) -> None:
         self._windows.close()
@@ -931,7 +956,7 @@ class OfWindows:
         dealt: Pipeline,
         first: int,
         stride: int,
-        after: Callable[[int], State] | None,
+        after: Callable[[int], State],
     ) -> None:
         """``after``: the state after an epoch, where what is left of it makes no step."""
         self._dealt, self._first, self._stride, self._after = dealt, first, stride, after
@@ -948,16 +973,16 @@ class OfWindows:
             steps = steps[gone:]
             if steps:
                 self._now = (steps, window)
-                if len(steps) == 1 and self._after is not None:
-                    self._look_ahead(self._after)
+                if len(steps) == 1:
+                    self._look_ahead()
                 step = self._now[0][0]
                 return Fetched(step, cast(Rows, Packed(step)))
             made = self._dealt.at(window)
             if made is None:
                 return None
-            self._now = (made.batch, window + 1)
+            self._now = (made.batch.steps, window + 1)
 
-    def _look_ahead(self, after: Callable[[int], State]) -> None:
+    def _look_ahead(self) -> None:
         """Takes windows until the last step of those before knows whether it is the last one of its
         epoch. Each is noted at once: a wait for the next one may be interrupted, and no window is
         asked for again after a later one.
@@ -972,9 +997,11 @@ class OfWindows:
                     return
                 raise
             if made is not None:
-                later, window = list(made.batch), window + 1
+                steps, left_out, lost = made.batch
+                later, window = list(steps), window + 1
+                last = _with_left_out(last, left_out, lost)
             if made is None or (later and later[0].epoch != last.epoch):
-                last = replace(last, next=after(last.epoch))
+                last = replace(last, next=self._after(last.epoch))
             self._now = ((last, *later), window)
 
     def close(self) -> None:
@@ -1075,8 +1102,7 @@ def fetcher(
     dealing = Dealing(Deal(loader, pack, read, state, mine), read)
     as_dealt = AsDealt([], "raise", loader._name)
     windows_dealt = Pipeline(dealing, as_dealt, threads, 1, Inner(meter))
-    ends = (lambda epoch: order.at(epoch + 1, 0)) if o.uneven == "drop" else None
-    return OfWindows(windows_dealt, first, stride, ends)
+    return OfWindows(windows_dealt, first, stride, lambda epoch: order.at(epoch + 1, 0))
 
 
 def pipeline(

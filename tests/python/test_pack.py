@@ -405,6 +405,35 @@ def test_what_is_left_out_is_counted_with_its_step(ds, strategy):
         assert np.add(count, counted(late.stats())).tolist() == list(seen[-1][1])
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("window", [1024, 25])
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_is_left_out_after_the_last_step_is_counted_too(
+    ds, strategy, window, world, monkeypatch
+):
+    """It may be windows of their own, of which nothing is left."""
+    for name in ("READ_ROWS", "READ_ROWS_MOST"):
+        monkeypatch.setattr(forebay.pack, name, window)
+    sizes = [len(tokens_of("a", row)) for row in range(ROWS["a"])]
+    short, long = (
+        [row for row, size in enumerate(sizes) if size and (size > 20) == is_long]
+        for is_long in (False, True)
+    )
+    # So many that they fill whole packs.
+    whole = next(n for n in range(50, 100) if sum(sizes[row] for row in short[:n]) % 20 == 0)
+    some = ds.select(short[:whole] + long)
+    pack = forebay.Pack(20, strategy=strategy, too_long="skip", window=window)
+    loaders = [
+        some.loader(pack=pack, batch_size=1, uneven="pad", rank=rank, world_size=world)
+        for rank in range(world)
+    ]
+    states = [loaders[0].state_dict() for _ in zip(*loaders, strict=True)]
+    assert [state["epoch"] for state in states] == [0] * (len(states) - 1) + [1]
+    stats = [loader.stats() for loader in loaders]
+    assert sum(s.rows_left_out for s in stats) == len(long)
+    assert sum(s.tokens_cut for s in stats) == sum(sizes[row] for row in long)
+
+
 def test_a_state_goes_to_other_packs_only_between_windows(ds):
     def loader(**pack):
         rules = {"window": 50, "strategy": "best_fit", **pack}
