@@ -1,6 +1,6 @@
 """One Arrow schema for columns of several datasets that hold the same values in different ways:
 texts with long or short offsets, as views or in a dictionary, lists with long or short offsets,
-and what may be missing in one and not in the other.
+and what may be missing in one and not in the other, or always is.
 
 Invariant: a value is the same in the type that is found as in the one that it came in. What would
 change values or lose what a type says of them (a unit, a zone, a precision, a shape) has none.
@@ -201,8 +201,10 @@ def _field(one: Any, other: Any) -> Any | None:
 
 def type_of(one: Any, other: Any) -> Any | None:
     """A type for the values of both; None if there is none."""
-    if one.equals(other, check_metadata=True):
+    if one.equals(other, check_metadata=True) or types.is_null(other):
         return one
+    if types.is_null(one):
+        return other
     if types.is_dictionary(one) or types.is_dictionary(other):
         return type_of(_in_dictionary(one), _in_dictionary(other))
     both = (one, other)

@@ -41,7 +41,7 @@ try:
 except ImportError as e:
     raise ImportError('forebay.ray needs Ray Data: pip install "ray[data]"') from e
 
-from . import _arrow
+from . import _alike, _arrow
 from ._arguments import client_of, differences
 from ._encode import (
     ENCODERS,
@@ -134,6 +134,8 @@ class _Range:
     start: int
     stop: int
     rows: int
+    #: What all blocks have, if the datasets have types of their own.
+    schema: Any = None
 
     def __call__(self) -> Iterator[Any]:
         import pyarrow as pa
@@ -146,8 +148,32 @@ class _Range:
         for start in range(self.start, self.stop, self.rows):
             numbers, of = order.rows(self.epoch, start, min(start + self.rows, self.stop))
             for rows in _pieces(datasets, numbers, of):
-                table = pa.Table.from_batches([rows.arrow()])
+                table = pa.Table.from_batches([_with(rows.arrow(), self.schema)])
                 yield table if self.columns is None else _called(table, self.columns)
+
+
+def _with(batch: Any, schema: Any) -> Any:
+    """A batch with a schema for its columns, or with its own."""
+    return batch if schema is None else _alike.cast(batch, schema)
+
+
+def _of_all(datasets: Sequence[Any]) -> Any:
+    """The schema for the rows of all datasets; None where theirs is the same, or where there is
+    none.
+    """
+    first, *others = (dataset.schema for dataset in datasets)
+    if all(list(s.items()) == list(first.items()) for s in others):
+        return None
+    if any(list(s) != list(first) for s in others):
+        return None
+    import pyarrow as pa
+
+    try:
+        schemas = [pa.record_batch(d._empty(d.columns)).schema for d in datasets]
+        return _alike.schema_of(schemas)
+    except _alike.Differ:
+        # Rows of both in one block are refused, with their names.
+        return None
 
 
 def _called(table: Any, columns: dict[str, str]) -> Any:
@@ -162,7 +188,9 @@ def _called(table: Any, columns: dict[str, str]) -> Any:
 
 class ForebayDatasource(Datasource):
     """The rows of a dataset or of a mix, each once, in the order of a plan: a task reads a range of
-    its positions. Ray's choice of columns and its limits reach the node.
+    its positions. Ray's choice of columns and its limits reach the node. All blocks have one
+    schema: where datasets of a mix hold the same values in columns of different types, or one has
+    nothing in a column, it is the type that holds those of all.
 
     Args:
         dataset: What :func:`forebay.open` or :func:`forebay.mix` returned.
@@ -194,8 +222,11 @@ class ForebayDatasource(Datasource):
         self._rows = plan.rows_per_epoch
         self._first = plan.rows(epoch, 0, min(SAMPLE_ROWS, self._rows))
 
-    def _sample(self) -> tuple[float, Any]:
-        """About the bytes of a row, at least 1, by some rows; and their schema."""
+    def _sample(self) -> tuple[float, Any, Any]:
+        """About the bytes of a row, at least 1, by some rows; the schema of blocks; and that which
+        rows are given before columns get the names that Ray wants, if they are from datasets with
+        types of their own.
+        """
         datasets, wanted = self._sources[0], list(self._projection_map or ()) or None
         for name in wanted or ():
             if name not in datasets[0].columns:
@@ -205,6 +236,7 @@ class ForebayDatasource(Datasource):
                 )
         datasets = chosen(datasets, wanted)
         ids, sources = self._first
+        of_all = None if self._projection_map == {} else _of_all(datasets)
 
         def take(places: np.ndarray) -> Rows:
             of = None if sources is None else sources[places]
@@ -213,12 +245,12 @@ class ForebayDatasource(Datasource):
         seen, size, schema = 0, 0, None
         for rows in paced(np.arange(len(ids)), Pace(len(ids)), take):
             seen, size = seen + len(rows), size + rows.nbytes
-            schema = schema or rows.arrow().schema
+            schema = schema or of_all or rows.arrow().schema
             if size > SAMPLE_BYTES:
                 break
         if schema is not None and self._projection_map:
             schema = _called(schema.empty_table(), self._projection_map).schema
-        return max(1.0, size / seen), schema
+        return max(1.0, size / seen), schema, of_all
 
     def supports_projection_pushdown(self) -> bool:
         return True
@@ -249,7 +281,7 @@ class ForebayDatasource(Datasource):
     def estimate_inmemory_data_size(self) -> int | None:
         if not self._rows:
             return 0
-        row_bytes, _ = self._sample()
+        row_bytes, *_ = self._sample()
         return int(row_bytes * self._rows)
 
     def get_read_tasks(
@@ -261,7 +293,7 @@ class ForebayDatasource(Datasource):
         """As many tasks as Ray wants, each with exactly the rows that its metadata says."""
         if not self._rows:
             return []
-        row_bytes, schema = self._sample()
+        row_bytes, schema, of_all = self._sample()
         tasks = max(1, min(parallelism, self._rows))
         bounds = [self._rows * i // tasks for i in range(tasks + 1)]
         out = []
@@ -278,6 +310,7 @@ class ForebayDatasource(Datasource):
                 start,
                 stop,
                 rows,
+                of_all,
             )
             metadata = BlockMetadata(
                 num_rows=stop - start,

@@ -77,6 +77,40 @@ def test_rows_are_read_in_the_order_of_a_plan_with_exact_counts(ray, ds):
     assert blocks[0].column_names == ["id", "text", "data"]
 
 
+def test_all_blocks_of_a_mix_have_one_schema(ray, tmp_path):
+    """Also where a dataset has nothing in a column, or the same values in another type."""
+    kinds = {
+        "full": ([[0.5, None], [1.5]], pa.list_(pa.float64()), pa.string()),
+        "empty": ([[], None], pa.list_(pa.null()), pa.large_string()),
+        "none": ([None, None], pa.null(), pa.string()),
+    }
+    for name, (values, kind, text) in kinds.items():
+        (tmp_path / "kinds" / name).mkdir(parents=True)
+        texts = pa.array([name] * 2, text)
+        table = pa.table({"values": pa.array(values, kind), "text": texts})
+        pq.write_table(table, tmp_path / "kinds" / name / "0.parquet")
+    origin = ["--origin", f"file://{tmp_path / 'kinds'}"]
+    node = Node("", [], tmp_path / "node", options=origin)
+    try:
+        parts = [forebay.open(f"kinds/{name}/*.parquet", url=node.url) for name in kinds]
+        mixed = forebay.mix([*parts])
+        rows = [{"values": v, "text": name} for name in kinds for v in kinds[name][0]]
+        for columns in (None, ["values"], ["text", "values"]):
+            data = forebay.ray.read(mixed, columns=columns, override_num_blocks=6)
+            blocks = list(data.iter_batches(batch_size=None, batch_format="pyarrow"))
+            assert len({str(block.schema) for block in blocks}) == 1
+            assert blocks[0].schema.field("values").type.value_type == pa.float64()
+            found = data.take_all()
+            assert len(found) == len(mixed)
+            wanted = [[row[name] for name in columns or ("values", "text")] for row in rows]
+            assert all([row[n] for n in columns or ("values", "text")] in wanted for row in found)
+        assert "double" in mixed.interleaved().schema["values"]
+        named = forebay.ray.read(mixed).rename_columns({"values": "v"})
+        assert len({str(b.schema) for b in named.iter_batches(batch_format="pyarrow")}) == 1
+    finally:
+        node.stop()
+
+
 def test_a_map_is_refused(ds):
     from forebay.ray import ForebayDatasource
 
