@@ -25,6 +25,8 @@ import contextlib
 import functools
 import itertools
 import os
+import secrets
+import stat
 import sys
 import tempfile
 import threading
@@ -656,7 +658,9 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         outfile: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Reads an object into a local file. If it cannot be read to its end, no part is left."""
+        """Reads an object into a local file, which is replaced once all of it is there. If it
+        cannot be read to its end, no part is left, and what was there before stays.
+        """
         if kwargs:
             super().get_file(rpath, lpath, callback=callback, outfile=outfile, **kwargs)
             return
@@ -680,15 +684,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
             self._receive(name, first, size, outfile, callback)
             return
         os.makedirs(os.path.dirname(lpath) or ".", exist_ok=True)
-        with open(lpath, "wb") as file:
-            try:
-                self._receive(name, first, size, file, callback)
-                file.flush()
-            except BaseException:
-                where = os.path.realpath(lpath)
-                if os.path.isfile(where):
-                    os.unlink(where)
-                raise
+        with _replacing(lpath) as file:
+            self._receive(name, first, size, file, callback)
 
     def _piece(self, name: str, start: int, length: int) -> Buffer:
         try:
@@ -714,7 +711,7 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         piece = first.pop()
         opened, at = piece.etag, len(piece)
         while True:
-            # First: it may give up, and what was written to the end is not removed.
+            # First: it may give up.
             callback.relative_update(len(piece))
             file.write(memoryview(piece))
             if at >= size:
@@ -993,6 +990,49 @@ class ForebayFile(AbstractBufferedFile):
             spool.close()
         # Neither is it written when it is collected.
         self.closed = True
+
+
+@contextlib.contextmanager
+def _replacing(path: Any) -> Iterator[IO[bytes]]:
+    """A new file beside a local one, whose place it takes once it is written. If that fails, it is
+    removed. A file keeps its mode, and a link leads to the new one. What is no file, such as a
+    pipe, is written to directly, and so is a file in a directory in which none can be made.
+    """
+    try:
+        before = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    made: tuple[int, str] | None = None
+    if before is None or stat.S_ISREG(before.st_mode):
+        made = _beside(path, before)
+    if made is None:
+        with open(path, "wb") as file:
+            yield file
+        return
+    fd, new = made
+    try:
+        with open(fd, "wb") as file:
+            yield file
+            if before is not None:
+                os.fchmod(fd, before.st_mode & 0o777)
+        os.replace(new, os.path.realpath(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def _beside(path: Any, before: os.stat_result | None) -> tuple[int, str] | None:
+    """A new file beside a local one, as private as that; None if only that may be written."""
+    where = os.path.realpath(path)
+    new = os.path.join(os.path.dirname(where), f".forebay-get-{secrets.token_hex(6)}")
+    mode = 0o666 if before is None else before.st_mode & 0o777
+    try:
+        return os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), new
+    except OSError as e:
+        if before is not None and isinstance(e, PermissionError):
+            return None
+        raise type(e)(e.errno, e.strerror, os.fspath(path)) from None
 
 
 class _Plan(ForebayFileSystem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gc
 import io
+import os
 import pickle
 import subprocess
 import sys
@@ -364,6 +365,50 @@ def test_a_transfer_that_fails_leaves_no_part(fs, scratch, tmp_path, monkeypatch
     assert fs.cat(f"{base}/x") == b"x"
     with pytest.raises(FileExistsError):
         fs.put_file(str(tmp_path / "x"), f"{base}/x", mode="create")
+
+
+def test_a_local_file_is_replaced_whole_or_not_at_all(fs, scratch, tmp_path, monkeypatch):
+    base, old, new = f"scratch/{scratch}", b"old" * 1000, dataset.noise(300_000)
+    fs.pipe(f"{base}/a", new)
+    monkeypatch.setattr("forebay.fsspec.PIECE_BYTES", 100_000)
+    piece = ForebayFileSystem._piece
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to("target")
+    target.write_bytes(old)
+    target.chmod(0o640)
+
+    def breaks_off(self, name, start, length):
+        # What was there is there meanwhile, too.
+        assert target.read_bytes() == old
+        if start == 200_000:
+            raise forebay.ConnectionFailed("gone")
+        return piece(self, name, start, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ForebayFileSystem, "_piece", breaks_off)
+        for path in (target, link):
+            with pytest.raises(forebay.ConnectionFailed):
+                fs.get(f"{base}/a", str(path))
+            assert target.read_bytes() == old and {*tmp_path.iterdir()} == {target, link}
+    fs.get(f"{base}/a", str(link))
+    assert link.is_symlink() and target.read_bytes() == new
+    assert target.stat().st_mode & 0o777 == 0o640
+    # A new file has the mode that any has.
+    fs.get(f"{base}/a", str(tmp_path / "made"))
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "made").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    # A pipe stays one.
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit((tmp_path / "pipe").read_bytes)
+        fs.get_file(f"{base}/a", str(tmp_path / "pipe"))
+        assert got.result(60) == new
+    with pytest.raises(IsADirectoryError):
+        fs.get_file(f"{base}/a", str(tmp_path))
+    with pytest.raises(OSError, match="File name too long.*xxx'"):
+        fs.get_file(f"{base}/a", str(tmp_path / ("x" * 300)))
+    names = {"target", "link", "made", "plain", "pipe"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def test_one_piece_of_a_file_is_in_memory(fs, scratch, tmp_path, monkeypatch):
