@@ -321,7 +321,7 @@ class Composed(Dataset[S]):
             self._pieces,
             len(self),
             self._steps,
-            decode=changes.get("decode", self.decode),
+            decode=changes.get("decode", self.decoder),
             maps=changes.get("maps", self.maps),
             shape=self._shape,
         )
@@ -342,7 +342,7 @@ class Composed(Dataset[S]):
             self._pieces,
             len(self),
             self._steps,
-            self.decode,
+            self.decoder,
             self.maps,
             self._shape,
         )
@@ -369,7 +369,7 @@ class Filtered(Composed[S]):
     def __init__(self, of: Dataset[S], find: Callable[[], Found], step: str) -> None:
         # The rest is there once the filter was computed.
         self._of, self._find, self._step = of, find, step
-        self.client, self.decode, self.maps = of.client, of.decode, of.maps
+        self.client, self.decoder, self.maps = of.client, of.decoder, of.maps
         # By process: nobody unlocks that of a parent which was computing when it forked.
         self._locks: dict[int, threading.Lock] = {}
 
@@ -489,7 +489,7 @@ def _made(
         )
     steps = [*steps, _short(step)]
     return Composed(
-        bases, document, pieces, rows, steps, decode=of.decode, maps=of.maps, shape=shape
+        bases, document, pieces, rows, steps, decode=of.decoder, maps=of.maps, shape=shape
     )
 
 
@@ -568,7 +568,7 @@ def ranged(of: Dataset[S], rows: range, step: str | None = None) -> Dataset[S]:
     if step is None and steps[-1].startswith("rows "):
         steps, text = steps[:-1], f"rows {_shown(whole)}"
     shown = [*steps, text]
-    return Composed(bases, made, pieces, len(rows), shown, decode=of.decode, maps=of.maps)
+    return Composed(bases, made, pieces, len(rows), shown, decode=of.decoder, maps=of.maps)
 
 
 def _within(of: range, rows: range) -> range:
@@ -823,7 +823,7 @@ def _joined(
         # What differs may be in the part that is not shown.
         digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         text = f"{text[: 2 * TEXT_MAX]}… ({digest})"
-    return Composed(bases, document, pieces, rows, [text], decode=first.decode, maps=first.maps)
+    return Composed(bases, document, pieces, rows, [text], decode=first.decoder, maps=first.maps)
 
 
 def _of_one_type(datasets: Sequence[Dataset[S]], hint: str) -> Sequence[Dataset[S]]:
@@ -868,7 +868,7 @@ def _check_alike(datasets: Sequence[Dataset[Any]], columns: str, samples: str) -
 def _check_pair(a: Dataset[Any], b: Dataset[Any], columns: str, samples: str) -> None:
     if list(a.schema.items()) != list(b.schema.items()):
         raise _differ(a, b, columns, {**a.schema, **b.schema})
-    if (a.decode, a.maps) != (b.decode, b.maps):
+    if (a.decoder, a.maps) != (b.decoder, b.maps):
         raise InvalidRequest(
             f"{a.name} and {b.name} make their samples in different ways",
             hint=samples,

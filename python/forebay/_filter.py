@@ -213,7 +213,7 @@ def by_function(
         return _run(of, look, None, None, FUNCTION_ROWS, text, progress, threads)
 
     # What the function is given: which columns, of what, and what is made of them before.
-    called = map(called_by, (f for f in (of.decode, *of.maps) if f is not None))
+    called = map(called_by, (f for f in (of.decoder, *of.maps) if f is not None))
     made = [f"{module}.{name}" for module, name in called]
     given = [of.columns if wanted is None else wanted, of._columns_key(), made]
 

@@ -188,7 +188,7 @@ class Shards(Loadable[Any]):
         decode: Callable[[dict[str, Any]], Any] | None,
     ) -> None:
         columns = None if columns is None else column_names(columns)
-        self.client, self.decode = listing.client, decode
+        self.client, self.decoder = listing.client, decode
         self._listing, self._options, self._columns = listing, options, columns
         self.part_bytes = part_bytes
         tars = [(i, f) for i, f in enumerate(listing.files) if f.name.endswith(TARS)]
@@ -246,7 +246,7 @@ class Shards(Loadable[Any]):
         self, decode: Callable[[dict[str, Any]], Any] | None = None
     ) -> Callable[[dict[str, Any]], Any] | None:
         """What makes a sample of a row: ``decode``, or else that of the shards."""
-        return decode or self.decode
+        return decode or self.decoder
 
     def _sources(self) -> Any:
         raise InvalidRequest(
@@ -277,7 +277,7 @@ class Shards(Loadable[Any]):
             self._options,
             self.part_bytes,
             self._columns,
-            self.decode,
+            self.decoder,
         )
 
     def __repr__(self) -> str:

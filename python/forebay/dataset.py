@@ -90,6 +90,7 @@ ROWS_HAVE = frozenset(["arrow", "numpy", "plain", "torch"])
 ELSEWHERE = {
     "shuffle": "loader(batch_size, shuffle=forebay.Block(16), seed=1) has another order each epoch",
     "batch": "loader(batch_size) makes batches",
+    "decode": "loader(batch_size, decode=function) makes samples of rows",
     "with_format": "loader(batch_size, output=) says what batches are",
     "set_format": "loader(batch_size, output=) says what batches are",
     "rename_column": 'rename({"old": "new"})',
@@ -133,6 +134,7 @@ ELSEWHERE = {
 LOADERS_HAVE = frozenset(
     [
         "batch",
+        "decode",
         "iter",
         "iter_batches",
         "load_state_dict",
@@ -424,7 +426,7 @@ class Dataset(Loadable[S_co]):
     Attributes:
         client: The node that it is read through, or several.
         info: What the node said when it was opened.
-        decode: What makes a sample of a row, or None.
+        decoder: What makes a sample of a row (``decode=``), or None.
         maps: What is applied to each sample after that (:meth:`map`).
     """
 
@@ -451,7 +453,7 @@ class Dataset(Loadable[S_co]):
         maps: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         self.client, self.spec, self.info = client, spec, info
-        self.decode, self.maps = decode, tuple(maps)
+        self.decoder, self.maps = decode, tuple(maps)
         #: What is done to columns after they were received.
         self.dressing = dressing or Dressing()
         self._rows = int(info["rows"])
@@ -603,7 +605,7 @@ class Dataset(Loadable[S_co]):
     def _changed(self, **changes: Any) -> Dataset[Any]:
         """The same rows, read or made into samples in another way."""
         given: dict[str, Any] = {
-            "decode": self.decode,
+            "decode": self.decoder,
             "shape": self._shape,
             "dressing": self.dressing,
             "maps": self.maps,
@@ -625,7 +627,7 @@ class Dataset(Loadable[S_co]):
 
     def _tree(self) -> tuple[list[Dataset[Any]], dict[str, Any], list[Any], list[str]]:
         """The datasets that it is made of, how, of which pieces, and that as text."""
-        plain = self._changed(decode=None, maps=()) if self.decode or self.maps else self
+        plain = self._changed(decode=None, maps=()) if self.decoder or self.maps else self
         return [plain], {"base": 0}, [], self.steps
 
     # Other datasets of it. Nothing is read for them, except to compute filters.
@@ -1183,7 +1185,7 @@ class Dataset(Loadable[S_co]):
         """What makes a sample of a row: ``decode``, or else the dataset's, and then its maps; None
         if a sample is the row.
         """
-        made = [f for f in (decode or self.decode, *self.maps) if f is not None]
+        made = [f for f in (decode or self.decoder, *self.maps) if f is not None]
         if len(made) < 2:
             return made[0] if made else None
         return _Chain(made)
@@ -1285,7 +1287,7 @@ class Dataset(Loadable[S_co]):
             self.spec,
             self.info,
             self._columns,
-            self.decode,
+            self.decoder,
             self._shape,
             self.dressing,
             self.maps,

@@ -611,6 +611,7 @@ def test_attributes_of_other_libraries_are_explained(ds, other):
     for of in (ds, ds[3:], ds.filter(forebay.col("id") < 5), mixed):
         for name, said in {
             "shuffle": r"loader\(.*shuffle=",
+            "decode": r"loader\(.*decode=",
             "rename_column": r"rename\(",
             "column_names": "columns",
             "torch": r"take\(rows\)\.torch\(\)",

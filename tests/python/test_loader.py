@@ -333,7 +333,7 @@ def test_mixes(pair):
         r["id"] for r in rows[3:6]
     ] == [rows[i]["id"] for i in (3, 4, 5)]
     # Each with its own columns, made alike by a decode for each.
-    a.decode, b.decode = (lambda row: ("a", row["id"])), (lambda row: ("b", row["id"]))
+    a.decoder, b.decoder = (lambda row: ("a", row["id"])), (lambda row: ("b", row["id"]))
     assert all(
         (kind == "b") == (i >= 1000) for batch in mixed.loader(batch_size=10) for kind, i in batch
     )
@@ -1569,7 +1569,7 @@ def test_a_failure_in_a_worker_names_the_sample(ds):
 
 
 def test_a_dataset_is_a_map_style_dataset(ds, monkeypatch):
-    ds.decode = decode
+    ds.decoder = decode
     requests, take = [], forebay.dataset._node.take
     monkeypatch.setattr(forebay.dataset._node, "take", lambda *a: requests.append(a) or take(*a))
     got = [b["id"].tolist() for b in DataLoader(ds, batch_size=20)]
@@ -1585,7 +1585,7 @@ def test_bytes_of_a_map_style_dataset_are_bytes(ds, workers):
     plain = DataLoader(ds, batch_size=10, num_workers=workers, timeout=30 * workers)
     assert [v for batch in itertools.islice(plain, 2) for v in batch["data"]] == truth
     # What a function of one's own makes of samples goes to the other process too.
-    ds.decode = lambda row: (row["id"], [row["data"]])
+    ds.decoder = lambda row: (row["id"], [row["data"]])
     own = DataLoader(ds, batch_size=10, num_workers=workers, timeout=30 * workers, collate_fn=list)
     assert [part for batch in itertools.islice(own, 2) for _, (part,) in batch] == truth
     # A row is what it was.
