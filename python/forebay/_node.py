@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _forebay
 from ._forebay import Client
+from .errors import NotFound, PermissionDenied
 
 #: Which job a thread works for.
 _thread = threading.local()
@@ -29,6 +30,29 @@ def open_dataset(
     said = None if progress is None else lambda line: progress(json.loads(line))
     job: str | None = getattr(_thread, "job", None)
     return json.loads(bytes(client.open_dataset(json.dumps(spec), said, job)))
+
+
+#: What makes a source a pattern.
+_PATTERN = frozenset("*?[{")
+
+
+def open_sources(
+    client: Client, spec: dict[str, Any], progress: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Opens a dataset as its user describes it; returns the description, and what the node says.
+    Where no object has the name that is its only source, that is a prefix without its slash.
+    """
+    try:
+        return spec, open_dataset(client, spec, progress)
+    except NotFound:
+        name, *more = spec["sources"]
+        is_name = not (more or name.endswith("/") or name.startswith("manifest:"))
+        if not is_name or _PATTERN.intersection(name):
+            raise
+        below = {**spec, "sources": [f"{name}/"]}
+        with contextlib.suppress(NotFound, PermissionDenied):
+            return below, open_dataset(client, below, progress)
+        raise
 
 
 def filter(

@@ -159,7 +159,7 @@ def open_shards(
         Bar(f"listing {sources[0]}", unit="files", show=progress) as bar,
         _node.works_for(job),
     ):
-        info = _node.open_dataset(client, spec, lambda now: bar.to(now["listed"], None))
+        spec, info = _node.open_sources(client, spec, lambda now: bar.to(now["listed"], None))
     options: dict[str, Any] = {"format": "tar"}
     if schema is not None:
         from .dataset import _named

@@ -250,7 +250,8 @@ def open(
 
     Args:
         source: Files: ``"bucket/key"`` (with or without ``s3://``), everything under a prefix
-            (``"bucket/prefix/"``), a pattern (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``,
+            (``"bucket/prefix/"``; alone, and where no object has that name, also without the
+            slash), a pattern (``"bucket/{000..127}.tar"``, ``"bucket/**.parquet"``,
             with ``*``, ``?``, ``[a-z]``, ``{a,b}``), ``"manifest:bucket/key"``; or a list of these.
             Rows are numbered in the order of the list, and within a pattern by name. A file that is
             named several times is there once, at its first place (for its rows to come again:
@@ -335,7 +336,7 @@ def open(
             bar.to(now["indexed"] if to_index else now["listed"], to_index or None)
 
         with _node.works_for(job):
-            info = _node.open_dataset(client, spec, said)
+            spec, info = _node.open_sources(client, spec, said)
     names = Counter(field["name"] for field in _fields(info["schema"]))
     if twice := [name for name, count in names.items() if count > 1]:
         raise InvalidRequest(

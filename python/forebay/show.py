@@ -18,7 +18,7 @@ from . import _command
 from ._look import PREVIEW_ROWS, as_json, describe, one_line, plain, told
 from ._paced import Pace, paced
 from ._words import counted
-from .errors import InvalidRequest, NotFound
+from .errors import InvalidRequest
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -30,8 +30,6 @@ ROWS_MAX = 10_000
 REQUEST_ROWS = 64
 #: Left-out files that are named.
 NAMED = 10
-#: What makes a name a pattern.
-PATTERN = "*?[{"
 
 EXAMPLES = """\
 Examples:
@@ -144,29 +142,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _opened(args: argparse.Namespace) -> Dataset[Any]:
-    """The dataset. A name that no object has may be a prefix without its slash."""
     from . import open
 
-    client = _command.client(args)
-    options: dict[str, Any] = {
-        "client": client,
-        "format": args.format,
-        "example": _command.features(args),
-        "columns": args.column,
-        "on_damaged": "skip" if args.skip_damaged else "error",
-    }
-    try:
-        return open(args.source, **options)
-    except NotFound:
-        (first, *more) = args.source
-        is_name = not (more or first.endswith("/") or first.startswith("manifest:"))
-        if not is_name or any(c in first for c in PATTERN):
-            raise
-        try:
-            return open(f"{first}/", **options)
-        except NotFound:
-            pass
-        raise
+    return open(
+        args.source,
+        client=_command.client(args),
+        format=args.format,
+        example=_command.features(args),
+        columns=args.column,
+        on_damaged="skip" if args.skip_damaged else "error",
+    )
 
 
 def _first(ds: Dataset[Any], rows: int) -> Any:

@@ -112,6 +112,23 @@ def test_pictures_and_sounds_are_named_by_kind_and_size(shown):
     assert re.search(r"^  bin +1 byte$", done.stdout, re.M)
 
 
+def test_a_prefix_needs_no_slash_where_it_stands_alone(shown):
+    under = forebay.open("bk/table/", url=shown.url)
+    for source in ("bk/table", "s3://bk/table", ["bk/table"]):
+        ds = forebay.open(source, url=shown.url)
+        assert ds.version == under.version and ds.name.endswith("bk/table/")
+    assert pickle.loads(pickle.dumps(ds)).version == under.version
+    # An object of that name is meant, where there is one.
+    assert len(forebay.open("bk/media.tar", url=shown.url).files) == 1
+    for source in ("bk/tabl", "bk/table*x", ["bk/table", "bk/media.tar"]):
+        with pytest.raises(forebay.NotFound, match="tabl"):
+            forebay.open(source, url=shown.url)
+    with pytest.raises(forebay.NotFound, match="no object exists: bk/tabl "):
+        forebay.open("bk/tabl", url=shown.url)
+    with pytest.raises(forebay.NotFound, match="bk/table/"):
+        forebay.open_shards("bk/table", url=shown.url)
+
+
 def test_as_json_it_is_what_the_library_says(shown):
     done = show(shown, "--json", "bk/table/*.parquet", "--rows", "3")
     assert done.returncode == 0, done.stderr
