@@ -279,7 +279,7 @@ def open(
             these and no others, each with what it becomes (``{"label": "int64", "image": "bytes",
             "tags": "list<string>"}``: ``int64``, ``float``, ``bytes``, ``string``, or a list of
             one); a feature that a record lacks is null.
-        block_rows: Rows of a block, for formats without blocks of their own.
+        block_rows: Rows of a block, for formats without blocks of their own: not Parquet and Arrow.
         block_size: litData's tokens only: each row is so many tokens of a chunk, as litData's
             ``TokensLoader(block_size)`` gives them; what remains at the end of a chunk is in no
             row. Default: each item is a row.

@@ -118,6 +118,14 @@ def test_a_dataset_is_opened_and_described(node, put, scratch):
     assert node.metrics()["forebay_datasets_kept"] >= 1
 
 
+def test_rows_of_blocks_are_refused_for_files_that_have_blocks(node, put):
+    name, lines = put("a.parquet", parquet(25)), put("lines.jsonl", b'{"a": 1}\n{"a": 2}\n')
+    for given in ({}, {"format": "parquet"}):
+        with pytest.raises(InvalidRequest, match="block_rows.*format.*is parquet"):
+            open_dataset(name, url=node.url, block_rows=5, **given)
+    assert open_dataset(lines, url=node.url, block_rows=1).info["blocks"] == 2
+
+
 def test_formats_are_told_by_names_and_first_bytes(node, put, scratch):
     batch = pyarrow.RecordBatch.from_pydict({"x": [1, 2, 3]})
     for name, writer in (("file", pyarrow.ipc.new_file), ("stream", pyarrow.ipc.new_stream)):

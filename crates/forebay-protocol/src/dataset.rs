@@ -31,8 +31,8 @@ pub struct DatasetSpec {
     /// this, the files decide.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<NamedColumns>,
-    /// Rows in a block, for formats without blocks of their own: objects, archives, TFRecord,
-    /// JSONL. Without it, a number that makes blocks of a few MiB.
+    /// Rows in a block, for formats without blocks of their own, which Parquet and Arrow have.
+    /// Without it, a number that makes blocks of a few MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub block_rows: Option<u32>,
     /// litData's tokens only: each row is so many tokens of a chunk, whatever item they are of, as

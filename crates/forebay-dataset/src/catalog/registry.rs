@@ -659,6 +659,9 @@ impl Datasets {
         if spec.example.spec().is_some() && format != Format::TfRecord {
             return wrong("\"example\" is for TFRecord");
         }
+        if spec.block_rows.is_some() && spec::has_blocks(format) {
+            return wrong("\"block_rows\" is for formats without blocks of their own");
+        }
         let mut options = IndexOptions {
             example: spec.example.spec(),
             columns: named.clone(),

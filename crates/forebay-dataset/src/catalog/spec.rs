@@ -79,7 +79,22 @@ pub(crate) fn check(spec: &DatasetSpec) -> Result<()> {
             Error::invalid("block_rows must not be 0").hint("give 1 or more, or leave it out")
         );
     }
+    if spec.block_rows.is_some()
+        && let Some(format) = spec.format.filter(|f| has_blocks(*f))
+    {
+        return Err(Error::invalid(format!(
+            "block_rows applies to formats without blocks of their own, but the format is {format}"
+        )));
+    }
     Ok(())
+}
+
+/// Whether files of a format consist of blocks, whatever a description says.
+pub(crate) fn has_blocks(format: Format) -> bool {
+    matches!(
+        format,
+        Format::Parquet | Format::ArrowFile | Format::ArrowStream
+    )
 }
 
 fn check_part(spec: &DatasetSpec, part: &Part) -> Result<()> {
@@ -260,6 +275,8 @@ mod tests {
             r#"{"sources": ["a"], "labels": {"from": "path", "level": 0}}"#,
             r#"{"sources": ["a"], "labels": {"from": "air"}}"#,
             r#"{"sources": ["a"], "block_rows": 0}"#,
+            r#"{"sources": ["a"], "block_rows": 5, "format": "parquet"}"#,
+            r#"{"sources": ["a"], "block_rows": 5, "format": "arrow-stream"}"#,
             r#"{"sources": ["a"], "part": {"of": "x", "files": [0], "from": 0}}"#,
             r#"{"part": {"of": "x", "files": [0], "from": 5, "until": 5}}"#,
             r#"{"part": {"of": "x", "files": [0], "from": 5, "pieces": 5}}"#,
