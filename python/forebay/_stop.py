@@ -24,7 +24,6 @@ def interrupting(error: BaseException) -> None:
     and may be waited for again.
     """
     setattr(error, _INTERRUPTS, True)
-    return error
 
 
 def interrupts(error: BaseException) -> bool:

@@ -44,7 +44,7 @@ with needs("forebay.fsspec"):
     from fsspec.callbacks import DEFAULT_CALLBACK
     from fsspec.config import conf
     from fsspec.spec import AbstractBufferedFile, AbstractFileSystem, _Cached
-    from fsspec.utils import isfilelike, tokenize
+    from fsspec.utils import isfilelike, stringify_path, tokenize
 
 from ._forebay import Buffer, Client, ObjectInfo
 from ._pools import Pool, is_exiting
@@ -91,6 +91,18 @@ OF_FSSPEC = frozenset(
         "use_listings_cache",
     }
 )
+#: Options that s3fs and others have, and what is in their place.
+_CREDENTIALS = "the node has the credentials of buckets; token= is a key of the node"
+ELSEWHERE = {
+    "anon": _CREDENTIALS,
+    "client_kwargs": "url=",
+    "endpoint_url": "url=",
+    "key": _CREDENTIALS,
+    "profile": _CREDENTIALS,
+    "secret": _CREDENTIALS,
+}
+#: Schemes before a bucket: all mean that bucket of the node.
+SCHEMES = ("forebay", "s3", "gs", "az", "ais")
 #: What Hugging Face's datasets adds to the dict of options that it is given.
 OF_DATASETS = frozenset({"hf"})
 
@@ -149,10 +161,8 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
     ) -> None:
         super().__init__(**storage_options)
         if unknown := sorted(storage_options.keys() - OF_FSSPEC - OF_DATASETS):
-            raise TypeError(
-                f"the filesystem forebay:// has no option {unknown[0]!r} (url, node, client, token,"
-                " ca, timeout, origin, cache)"
-            )
+            said = ELSEWHERE.get(unknown[0], "url, node, client, token, ca, timeout, origin, cache")
+            raise TypeError(f"the filesystem forebay:// has no option {unknown[0]!r} ({said})")
         if url is not None and node is not None:
             raise InvalidRequest("url= and node= are two names of one option", hint="give one")
         where = node if url is None else url
@@ -161,6 +171,14 @@ class ForebayFileSystem(AbstractFileSystem, metaclass=_Kept):
         self.client = client or Client(
             where, token=token, ca=ca, timeout=timeout, origin=origin, cache=cache
         )
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Paths without a scheme; ``s3://bucket/key`` and the like mean what they do elsewhere."""
+        if isinstance(path, list):
+            return [cls._strip_protocol(p) for p in path]
+        scheme, mark, rest = stringify_path(path).partition("://")
+        return super()._strip_protocol(rest if mark and scheme in SCHEMES else path)
 
     @property
     def fsid(self) -> str:

@@ -57,6 +57,24 @@ def test_reading(fs, objects):
         assert file.read() == big[-10:]
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "ais", "forebay"])
+def test_schemes_before_a_bucket_mean_that_bucket(fs, objects, scheme, tmp_path):
+    name = f"{scheme}://train/img/0003.bin"
+    assert fs.exists(name) and fs.isfile(name) and fs.cat(name) == objects["img/0003.bin"]
+    assert fs.info(name)["name"] == "train/img/0003.bin"
+    assert fs.glob(f"{scheme}://train/img/000[12].bin") == [f"train/img/{n:04}.bin" for n in (1, 2)]
+    assert fs.ls(f"{scheme}://train/img", detail=False) == fs.ls("train/img", detail=False)
+    fs.get(name, str(tmp_path / "a"))
+    assert (tmp_path / "a").read_bytes() == objects["img/0003.bin"]
+    assert fs.unstrip_protocol("train/a") == "forebay://train/a"
+
+
+@pytest.mark.parametrize("option, said", [("endpoint_url", "url="), ("key", "token="), ("x", "ca")])
+def test_an_option_of_another_filesystem_is_explained(node, option, said):
+    with pytest.raises(TypeError, match=rf"no option {option!r} \(.*{said}"):
+        fsspec.filesystem("forebay", url=node.url, **{option: "a"})
+
+
 def test_many_objects_are_one_batch(fs, objects):
     names = [f"train/img/{i:04}.bin" for i in range(50)]
     assert fs.cat(names) == {n: objects[n.removeprefix("train/")] for n in names}

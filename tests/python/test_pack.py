@@ -321,9 +321,7 @@ class Late(Exception):
 @pytest.mark.parametrize("how", ["loop", "torch"])
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("packs", [False, True])
-def test_what_a_signal_handler_raises_in_a_wait_loses_nothing(
-    ds, how, threads, packs, monkeypatch
-):
+def test_what_a_signal_handler_raises_in_a_wait_loses_nothing(ds, how, threads, packs, monkeypatch):
     for name in ("READ_ROWS", "READ_ROWS_MOST"):
         monkeypatch.setattr(forebay.pack, name, 42)
     options: dict = {"pack": forebay.Pack(30, window=42)} if packs else {"columns": ["n"]}
