@@ -322,7 +322,10 @@ impl Read {
             return Ok(());
         }
         let batch = match &self.fed {
-            Some(fed) => without_views_of(batch, fed)?,
+            Some(fed) => {
+                check_text(&batch).map_err(|e| e.context(self.what()))?;
+                without_views_of(batch, fed)?
+            }
             None => batch,
         };
         for column in batch.columns() {
@@ -432,6 +435,23 @@ fn as_held(schema: &SchemaRef, columns: &[ArrayRef]) -> SchemaRef {
         .map(|(field, of)| field.as_ref().clone().with_data_type(of.clone()))
         .collect();
     Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
+}
+
+/// That each view of text begins where a character does: of values that follow each other in some
+/// encodings, the decoder checks only that all of them together are text.
+fn check_text(batch: &RecordBatch) -> Result<()> {
+    // A view has a length of four bytes, and then what the value begins with.
+    let is_amid = |view: &u128| *view as u32 > 0 && (*view >> 32) as u8 & 0xc0 == 0x80;
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let views = column.as_string_view_opt();
+        if views.is_some_and(|views| views.views().iter().any(is_amid)) {
+            let column = field.name();
+            return Err(Error::corrupt(format!(
+                "text in the column {column:?} is not UTF-8"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The batch without views of memory that was `fed`: a page that is not compressed is a part of it,

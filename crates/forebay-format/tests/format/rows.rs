@@ -11,7 +11,7 @@ use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use arrow_select::{concat::concat_batches, take::take_record_batch};
-use forebay_core::ErrorKind;
+use forebay_core::{ErrorKind, Result};
 use forebay_format::{
     ArchiveKind,
     example::{ExampleSpec, FeatureType},
@@ -23,6 +23,15 @@ use forebay_format::{
         named_field,
     },
     tfrecord,
+};
+use parquet::{
+    basic::{Compression, Encoding},
+    data_type::{ByteArray, ByteArrayType},
+    file::{
+        properties::{EnabledStatistics, WriterProperties},
+        writer::SerializedFileWriter,
+    },
+    schema::parser::parse_message_type,
 };
 use std::sync::Arc;
 
@@ -202,6 +211,73 @@ fn long_values_may_come_as_views_of_what_they_were_unpacked_to() {
         }
     }
     assert!(viewed > 0, "no column came as views");
+}
+
+/// A Parquet file of one column, whose values nobody looked at.
+fn parquet_of_text(values: [Vec<u8>; 2], encoding: Encoding) -> Vec<u8> {
+    let schema = parse_message_type("message m { required binary t (UTF8); }").unwrap();
+    let properties = WriterProperties::builder()
+        .set_compression(Compression::SNAPPY)
+        .set_dictionary_enabled(false)
+        .set_encoding(encoding)
+        .set_statistics_enabled(EnabledStatistics::None)
+        .build();
+    let mut writer =
+        SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let values = values.map(ByteArray::from);
+    let typed = column.typed::<ByteArrayType>();
+    typed.write_batch(&values, None, None).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.into_inner().unwrap()
+}
+
+fn read_viewed(reader: &FileReader, bytes: &[u8]) -> Result<Vec<RecordBatch>> {
+    let mut read = reader.read(0, Rows::All, &Projection::All)?;
+    read.let_views();
+    while let Need::Ranges(ranges) = read.step()? {
+        for range in ranges {
+            let bytes = &bytes[range.start as usize..range.end as usize];
+            read.feed(range.start, bytes::Bytes::copy_from_slice(bytes))?;
+        }
+    }
+    read.finish_pieces()
+}
+
+/// Where values follow each other, the decoder checks them as one text.
+#[test]
+fn a_character_that_two_values_share_is_no_text_in_views_either() {
+    let mut rng = Rng::new();
+    let encodings = [
+        Encoding::PLAIN,
+        Encoding::DELTA_LENGTH_BYTE_ARRAY,
+        Encoding::DELTA_BYTE_ARRAY,
+    ];
+    // The first has most of the bytes, or one of those that lie in their views.
+    for (first, second) in [(700, 300), (700, 4), (3, 900)] {
+        for (encoding, at) in encodings.into_iter().flat_map(|e| [(e, 1), (e, 2)]) {
+            let (before, after) = "é".as_bytes().split_at(at);
+            let values = [
+                [&vec![b'x'; first][..], before].concat(),
+                [after, &vec![b'y'; second][..]].concat(),
+            ];
+            let bytes = parquet_of_text(values, encoding);
+            let (mut source, reader) =
+                open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+            let plain = source.read(&reader, 0, Rows::All, &Projection::All, &mut rng);
+            let viewed = read_viewed(&reader, &bytes);
+            if at == 2 {
+                let (plain, viewed) = (plain.unwrap(), viewed.unwrap());
+                let viewed = viewed[0].column(0).as_string_view();
+                assert!(viewed.iter().eq(plain.column(0).as_string::<i32>()));
+            } else {
+                assert_eq!(plain.unwrap_err().kind(), ErrorKind::Corrupt);
+                assert_eq!(viewed.unwrap_err().kind(), ErrorKind::Corrupt);
+            }
+        }
+    }
 }
 
 /// Each batch of a stream may add values to a dictionary: they are held once.
