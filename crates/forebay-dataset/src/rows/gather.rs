@@ -92,7 +92,8 @@ where
         .collect();
     let bytes = picks.iter().map(|&(array, row)| match held[array] {
         Held::Whole(values) => values.value_length(row).as_usize(),
-        Held::Views(views) => views.views()[row] as u32 as usize,
+        Held::Views(views) if views.is_valid(row) => views.views()[row] as u32 as usize,
+        Held::Views(_) => 0,
     });
     let mut out = GenericByteBuilder::<T>::with_capacity(picks.len(), bytes.sum());
     for &(array, row) in picks {
@@ -194,11 +195,12 @@ fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
         });
         items.sum::<u64>() + ((rows.end - rows.start) * 2 * size_of::<O>()) as u64
     }
-    // A view holds up to twelve bytes itself.
+    // A view holds up to twelve bytes itself. That of a null may be another value's.
     let viewed = |views: &[u128]| {
-        let long = views
-            .iter()
-            .map(|&view| u64::from(view as u32))
+        let long = rows
+            .clone()
+            .filter(|&row| array.is_valid(row))
+            .map(|row| u64::from(views[row] as u32))
             .filter(|&len| len > 12);
         long.sum::<u64>() + len * size_of::<u128>() as u64
     };
@@ -207,8 +209,8 @@ fn range_bytes(array: &dyn Array, rows: Range<usize>) -> u64 {
         DataType::LargeUtf8 => text(array.as_string::<i64>().value_offsets(), &rows),
         DataType::Binary => text(array.as_binary::<i32>().value_offsets(), &rows),
         DataType::LargeBinary => text(array.as_binary::<i64>().value_offsets(), &rows),
-        DataType::Utf8View => viewed(&array.as_string_view().views()[rows]),
-        DataType::BinaryView => viewed(&array.as_binary_view().views()[rows]),
+        DataType::Utf8View => viewed(&array.as_string_view().views()[..]),
+        DataType::BinaryView => viewed(&array.as_binary_view().views()[..]),
         DataType::List(_) => list::<i32>(array, &rows),
         DataType::LargeList(_) => list::<i64>(array, &rows),
         DataType::ListView(_) => views::<i32>(array, &rows),
@@ -346,6 +348,7 @@ mod tests {
         BinaryArray, BinaryViewArray, FixedSizeBinaryArray, Int32Array, LargeBinaryArray,
         LargeStringArray, ListArray, StringArray, StringViewArray, types::Int32Type,
     };
+    use arrow_buffer::NullBuffer;
     use arrow_schema::Field;
     use forebay_core::ErrorKind;
 
@@ -472,7 +475,16 @@ mod tests {
         let large = LargeBinaryArray::from(vec![&b"a"[..], long.as_bytes()]);
         assert_eq!(of(Arc::new(large.clone()), &twice), 1 + 2000 + 3 * 8);
         let views = BinaryViewArray::from(vec![&b"a"[..], long.as_bytes()]);
-        assert_eq!(of(Arc::new(views), &twice), 2000 + 3 * 16);
+        assert_eq!(of(Arc::new(views.clone()), &twice), 2000 + 3 * 16);
+        // The decoder leaves other values' views where nulls are.
+        let (views, bytes, _) = views.into_parts();
+        let nulls = NullBuffer::from(vec![true, false]);
+        let views = BinaryViewArray::try_new(views, bytes, Some(nulls)).unwrap();
+        assert_eq!(of(Arc::new(views.clone()), &twice), 3 * 16);
+        let copied = gathered(&DataType::Binary, &[&views], &[(0, 1), (0, 0), (0, 1)]).unwrap();
+        let expected = BinaryArray::from(vec![None, Some(&b"a"[..]), None]);
+        assert_eq!(copied.as_binary::<i32>(), &expected);
+        assert!(copied.get_buffer_memory_size() < 1000);
         let fixed = FixedSizeBinaryArray::try_from_iter([[0u8; 7], [1; 7]].iter()).unwrap();
         assert_eq!(of(Arc::new(fixed), &twice), 3 * 7);
         let list = ListArray::from_iter_primitive::<Int32Type, _, _>([

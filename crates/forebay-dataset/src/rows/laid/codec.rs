@@ -100,7 +100,7 @@ fn put(data: &ArrayData, rows: Range<usize>, out: &mut Vec<u8>) {
             out.extend_from_slice(&buffer(1)[bytes]);
         }
         // A block may hold text and bytes as views.
-        DataType::Utf8View | DataType::BinaryView => put_views(data, at, out),
+        DataType::Utf8View | DataType::BinaryView => put_views(data, rows, out),
         DataType::List(_) | DataType::Map(..) => {
             let items = put_lengths::<i32>(data, at, out);
             put(&data.child_data()[0], items, out);
@@ -168,10 +168,15 @@ fn put_lengths<O: arrow_array::OffsetSizeTrait>(
     offsets[at.start].as_usize()..offsets[at.end].as_usize()
 }
 
-fn put_views(data: &ArrayData, at: Range<usize>, out: &mut Vec<u8>) {
-    let views = &data.buffers()[0].typed_data::<u128>()[at];
-    for view in views {
-        out.extend_from_slice(&(*view as u32).to_le_bytes());
+fn put_views(data: &ArrayData, rows: Range<usize>, out: &mut Vec<u8>) {
+    let views = data.buffers()[0].typed_data::<u128>();
+    // The view of a null may be another value's.
+    let views = rows.map(|row| match data.is_valid(row) {
+        true => views[data.offset() + row],
+        false => 0,
+    });
+    for view in views.clone() {
+        out.extend_from_slice(&(view as u32).to_le_bytes());
     }
     for view in views {
         let ByteView {
@@ -179,7 +184,7 @@ fn put_views(data: &ArrayData, at: Range<usize>, out: &mut Vec<u8>) {
             buffer_index,
             offset,
             ..
-        } = ByteView::from(*view);
+        } = ByteView::from(view);
         if length <= MAX_INLINE_VIEW_LEN {
             out.extend_from_slice(&view.to_le_bytes()[4..4 + length as usize]);
         } else {
@@ -427,6 +432,7 @@ mod tests {
         Array, BinaryArray, BinaryViewArray, Int64Array, ListArray, StringArray, StringViewArray,
         StructArray, builder::FixedSizeBinaryBuilder, types::Int32Type,
     };
+    use arrow_buffer::NullBuffer;
     use arrow_schema::{Field, Schema};
     use std::sync::Arc;
 
@@ -529,6 +535,13 @@ mod tests {
                 assert_eq!(of(views), of(plain));
             }
         }
+        // The decoder leaves other values' views where nulls are.
+        let (views, bytes, _) = StringViewArray::from(vec![&long[..]; 2]).into_parts();
+        let nulls = NullBuffer::from(vec![true, false]);
+        let views = StringViewArray::try_new(views, bytes, Some(nulls)).unwrap();
+        let plain = StringArray::from(vec![Some(&long[..]), None]);
+        let of = |array: ArrayRef| encoded(&RecordBatch::try_from_iter([("t", array)]).unwrap());
+        assert_eq!(of(Arc::new(views)), of(Arc::new(plain)));
     }
 
     #[test]
