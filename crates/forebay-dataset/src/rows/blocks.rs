@@ -19,7 +19,7 @@ use super::{
     How, RowBatch, RowMemory, Rows,
     cache::{Block, BlockKey},
     files::{Fed, OpenFile},
-    gather::{Pick, any_has, bytes_of_rows, conform, copy, is_compound, is_view, slice},
+    gather::{Pick, any_has, bytes_of_rows, conform, copy, is_compound, is_view, slice, width},
     grown::Grown,
     jittered, joined,
     laid::FromLaid,
@@ -228,14 +228,21 @@ impl Kept {
         self.blocks.iter().flat_map(|block| block.pieces.batches())
     }
 
-    /// The size of the rows when copied.
+    /// The size of the rows when copied. Only values that differ in size are looked at one by one.
     fn bytes(&self) -> u64 {
         let batches: Vec<&RecordBatch> = self.batches().collect();
-        let columns = self.picks.iter().flat_map(|&(batch, row)| {
-            let columns = batches[batch].columns().iter();
-            columns.map(move |column| bytes_of_rows(column, &[(row as u32, 1)]))
-        });
-        columns.fold(0, u64::saturating_add)
+        let columns = batches.first().map_or(0, |batch| batch.num_columns());
+        let of_column = |c: usize| match width(batches[0].column(c).data_type()) {
+            Some(width) => width.saturating_mul(self.picks.len() as u64),
+            None => {
+                let picks = self.picks.iter();
+                let each = picks.map(|&(batch, row)| {
+                    bytes_of_rows(batches[batch].column(c), &[(row as u32, 1)])
+                });
+                each.fold(0, u64::saturating_add)
+            }
+        };
+        (0..columns).map(of_column).fold(0, u64::saturating_add)
     }
 }
 

@@ -150,7 +150,7 @@ pub(super) fn bytes_of_rows(array: &dyn Array, rows: &[(u32, u32)]) -> u64 {
 }
 
 /// Bytes of a value, if all of a type have the same size.
-fn width(of: &DataType) -> Option<u64> {
+pub(super) fn width(of: &DataType) -> Option<u64> {
     match of {
         DataType::Null => Some(0),
         DataType::Boolean => Some(1),
