@@ -286,6 +286,11 @@ impl Read {
     fn expected(&self) -> u64 {
         let group = self.arrow.metadata().row_group(self.row_group);
         let (mut row, sure) = self.checker.expected_row_bytes(group);
+        if sure && self.fed.is_some() {
+            // Views keep whole pages, which were counted with the first of their rows.
+            let all = self.rows.count(self.group_rows) as u64;
+            return self.decoded_bytes.max(all.saturating_mul(row));
+        }
         let left = self.rows_to_decode().saturating_sub(self.seen_rows);
         let mut rows = left.min(self.batch_rows);
         if sure {

@@ -213,20 +213,22 @@ fn long_values_may_come_as_views_of_what_they_were_unpacked_to() {
     assert!(viewed > 0, "no column came as views");
 }
 
-/// A Parquet file of one column, whose values nobody looked at.
-fn parquet_of_text(values: [Vec<u8>; 2], encoding: Encoding) -> Vec<u8> {
+/// A Parquet file of one column and one page, whose values nobody looked at.
+fn parquet_of_text(values: Vec<Vec<u8>>, encoding: Encoding) -> Vec<u8> {
     let schema = parse_message_type("message m { required binary t (UTF8); }").unwrap();
     let properties = WriterProperties::builder()
         .set_compression(Compression::SNAPPY)
         .set_dictionary_enabled(false)
         .set_encoding(encoding)
         .set_statistics_enabled(EnabledStatistics::None)
+        .set_data_page_size_limit(1 << 30)
+        .set_write_batch_size(values.len())
         .build();
     let mut writer =
         SerializedFileWriter::new(Vec::new(), Arc::new(schema), Arc::new(properties)).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    let values = values.map(ByteArray::from);
+    let values: Vec<ByteArray> = values.into_iter().map(ByteArray::from).collect();
     let typed = column.typed::<ByteArrayType>();
     typed.write_batch(&values, None, None).unwrap();
     column.close().unwrap();
@@ -234,16 +236,41 @@ fn parquet_of_text(values: [Vec<u8>; 2], encoding: Encoding) -> Vec<u8> {
     writer.into_inner().unwrap()
 }
 
-fn read_viewed(reader: &FileReader, bytes: &[u8]) -> Result<Vec<RecordBatch>> {
+/// The first block, with views, and the memory that was asked for.
+fn read_viewed(reader: &FileReader, bytes: &[u8]) -> Result<(Vec<RecordBatch>, u64)> {
     let mut read = reader.read(0, Rows::All, &Projection::All)?;
     read.let_views();
-    while let Need::Ranges(ranges) = read.step()? {
-        for range in ranges {
-            let bytes = &bytes[range.start as usize..range.end as usize];
-            read.feed(range.start, bytes::Bytes::copy_from_slice(bytes))?;
+    read.allow(0);
+    let mut asked = 0;
+    loop {
+        match read.step()? {
+            Need::Done => return Ok((read.finish_pieces()?, asked)),
+            Need::Memory(bytes) => {
+                asked = asked.max(bytes);
+                read.allow(asked);
+            }
+            Need::Ranges(ranges) => {
+                for range in ranges {
+                    let bytes = &bytes[range.start as usize..range.end as usize];
+                    read.feed(range.start, bytes::Bytes::copy_from_slice(bytes))?;
+                }
+            }
         }
     }
-    read.finish_pieces()
+}
+
+/// The first batch of them keeps all of it.
+#[test]
+fn memory_for_a_page_that_batches_share_is_asked_for_once() {
+    let mut rng = Rng::new();
+    let (rows, each) = (6000, 6000);
+    let bytes = parquet_of_text(vec![vec![b'x'; each]; rows], Encoding::PLAIN);
+    let (_, reader) = open(Format::Parquet, &bytes, &IndexOptions::default(), &mut rng).unwrap();
+    let (pieces, asked) = read_viewed(&reader, &bytes).unwrap();
+    assert!(pieces.len() > 1, "one batch");
+    assert_eq!(pieces[0].column(0).data_type(), &DataType::Utf8View);
+    let most = (rows * each) as u64 / 10 * 11;
+    assert!(asked < most, "{asked} of {most}");
 }
 
 /// Where values follow each other, the decoder checks them as one text.
@@ -259,7 +286,7 @@ fn a_character_that_two_values_share_is_no_text_in_views_either() {
     for (first, second) in [(700, 300), (700, 4), (3, 900)] {
         for (encoding, at) in encodings.into_iter().flat_map(|e| [(e, 1), (e, 2)]) {
             let (before, after) = "é".as_bytes().split_at(at);
-            let values = [
+            let values = vec![
                 [&vec![b'x'; first][..], before].concat(),
                 [after, &vec![b'y'; second][..]].concat(),
             ];
@@ -269,7 +296,7 @@ fn a_character_that_two_values_share_is_no_text_in_views_either() {
             let plain = source.read(&reader, 0, Rows::All, &Projection::All, &mut rng);
             let viewed = read_viewed(&reader, &bytes);
             if at == 2 {
-                let (plain, viewed) = (plain.unwrap(), viewed.unwrap());
+                let (plain, (viewed, _)) = (plain.unwrap(), viewed.unwrap());
                 let viewed = viewed[0].column(0).as_string_view();
                 assert!(viewed.iter().eq(plain.column(0).as_string::<i32>()));
             } else {
