@@ -1483,7 +1483,7 @@ fn picked(
     picks: &[Pick],
 ) -> Result<(RecordBatch, bool)> {
     Ok(match slice(schema, batches, picks)? {
-        Some(slice) => (slice, true),
+        Some(slice) => slice,
         None => (copy(schema, batches, picks)?, any_has(schema, &is_view)),
     })
 }

@@ -29,13 +29,13 @@ fn is_viewed(held: &DataType, wanted: &DataType) -> bool {
     )
 }
 
-/// The rows of `picks` as a slice of a batch, not a copy, if they follow each other in it. What it
-/// holds as views is copied.
+/// The rows of `picks` as a slice of a batch, not a copy, if they follow each other in it; and
+/// whether they need its memory. What it holds as views is copied.
 pub(super) fn slice(
     schema: &SchemaRef,
     parts: &[&RecordBatch],
     picks: &[Pick],
-) -> Result<Option<RecordBatch>> {
+) -> Result<Option<(RecordBatch, bool)>> {
     let Some(&(part, first)) = picks.first() else {
         return Ok(None);
     };
@@ -49,14 +49,17 @@ pub(super) fn slice(
         .clone()
         .all(|(c, field)| !is_viewed(c.data_type(), field.data_type()))
     {
-        return Ok(Some(held));
+        return Ok(Some((held, true)));
     }
     let all: Vec<Pick> = (0..picks.len()).map(|row| (0, row)).collect();
+    let mut keeps = false;
     let columns = columns.map(|(column, field)| {
         let copied = gathered(field.data_type(), &[column], &all);
+        keeps |= copied.is_none();
         copied.unwrap_or_else(|| column.clone())
     });
-    batch_of(schema, columns.collect(), picks.len()).map(Some)
+    let columns = columns.collect();
+    Ok(Some((batch_of(schema, columns, picks.len())?, keeps)))
 }
 
 /// A copy of the values of `picks`, of arrays some of which have views of values of the type
@@ -380,9 +383,10 @@ mod tests {
     #[test]
     fn rows_that_follow_each_other_are_not_copied() {
         let parts = [&batch(0, 10), &batch(100, 5)];
-        let got = slice(parts[0].schema_ref(), &parts, &[(0, 3), (0, 4), (0, 5)])
+        let (got, keeps) = slice(parts[0].schema_ref(), &parts, &[(0, 3), (0, 4), (0, 5)])
             .unwrap()
             .unwrap();
+        assert!(keeps);
         assert_eq!(got, parts[0].slice(3, 3));
         assert_eq!(
             got.column(0).to_data().buffers()[0].data_ptr(),
@@ -423,8 +427,16 @@ mod tests {
             let expected = copy(&schema, &[&plain, &plain], &picks).unwrap();
             assert_eq!(copy(&schema, &[&plain, &held], &picks).unwrap(), expected);
             let run = [(1, 1), (1, 2), (1, 3)];
-            let sliced = slice(&schema, &[&plain, &held], &run).unwrap();
-            assert_eq!(sliced.unwrap(), plain.slice(1, 3));
+            let sliced = |schema: &SchemaRef, held: &RecordBatch| {
+                slice(schema, &[&plain, held], &run).unwrap().unwrap()
+            };
+            assert_eq!(sliced(&schema, &held), (plain.slice(1, 3), true));
+            let texts = |batch: &RecordBatch| batch.project(&[1]).unwrap();
+            let (plain, held) = (texts(&plain), texts(&held));
+            let (of_views, keeps) = slice(&plain.schema(), &[&plain, &held], &run)
+                .unwrap()
+                .unwrap();
+            assert_eq!((of_views, keeps), (plain.slice(1, 3), false));
         }
     }
 

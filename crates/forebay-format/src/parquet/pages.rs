@@ -70,6 +70,8 @@ struct Expected {
     /// Values of the pages so far, and the memory they take.
     values: u64,
     bytes: u64,
+    /// What those pages unpack to that views of values would keep, levels included.
+    unpacked: u64,
     /// Average memory of a value of its dictionary.
     dictionary: Option<u64>,
     /// Whether values of variable length come from it.
@@ -95,6 +97,7 @@ struct Header {
 }
 
 /// By the format's numbering.
+const PLAIN: i32 = 0;
 const RLE: i32 = 3;
 const DELTA_LENGTH_BYTE_ARRAY: i32 = 6;
 const DELTA_BYTE_ARRAY: i32 = 7;
@@ -225,6 +228,13 @@ impl Checker {
         bytes.fold(0, u64::saturating_add)
     }
 
+    /// What views of a column chunk's values would keep: its pages so far, with all that is in them.
+    pub fn unpacked_bytes(&self, chunk: &ColumnChunkMetaData) -> u64 {
+        let first = chunk.data_page_offset();
+        let columns = self.columns.iter().filter(|c| c.first == first);
+        columns.map(|column| column.unpacked).sum()
+    }
+
     /// The length of the longest value that the pages so far may have. (With dictionaries and
     /// prefixes, one long value may occur a million times.)
     pub fn longest_value(&self) -> u64 {
@@ -249,12 +259,16 @@ impl Checker {
                 first,
                 values: 0,
                 bytes: 0,
+                unpacked: 0,
                 dictionary: None,
                 by_dictionary: false,
             });
             self.columns.len() - 1
         });
         let column = &mut self.columns[known];
+        if header.body == Some(7) || header.encoding == PLAIN {
+            column.unpacked = column.unpacked.saturating_add(decoded);
+        }
         if header.body == Some(7) {
             column.dictionary = Some(decoded / values.max(1) + OFFSET_BYTES);
             let most = decoded.saturating_mul(LONGEST_LOOKED_AT_VALUES);

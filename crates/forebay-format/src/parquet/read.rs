@@ -27,13 +27,19 @@ use arrow_data::ArrayData;
 use arrow_schema::{DataType, Fields, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_core::{Error, ErrorKind, Result, limits};
-use std::{collections::HashSet, ops::Range, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::Arc,
+};
 
 /// Smaller row groups are read by column chunk: finding the pages would take longer.
 const PAGES_FROM_BYTES: u64 = 128 << 10;
 /// Rows decoded at a time: at most, and at least.
 const BATCH_ROWS: usize = 64 << 10;
 const BATCH_ROWS_LEAST: usize = 64;
+/// So much of what views keep of a column need not be counted.
+const UNCOUNTED_BYTES: u64 = 64 << 10;
 /// Target size of a batch.
 const BATCH_BYTES: u64 = 16 << 20;
 
@@ -390,6 +396,9 @@ impl Read {
                 "{what} decoded to {found} of {all} rows"
             )));
         }
+        if self.fed.is_some() {
+            self.check_kept()?;
+        }
         // The decoder returns columns in the order of the file.
         let mut sorted = self.columns.clone();
         sorted.sort_unstable();
@@ -405,6 +414,51 @@ impl Read {
             RecordBatch::try_new(schema, columns).map_err(|e| arrow_error(e).context(&what))
         });
         pieces.collect()
+    }
+
+    /// That views keep little beside what was counted for them: a page is kept with its levels.
+    ///
+    /// # Errors
+    /// `TooLarge` for pages whose values are less than half of them, as no writer makes them. Without
+    /// views, they can be read.
+    fn check_kept(&self) -> Result<()> {
+        let (group, fields) = (
+            self.arrow.metadata().row_group(self.row_group),
+            self.arrow.schema().fields(),
+        );
+        let descr = self.arrow.metadata().file_metadata().schema_descr();
+        let mut roots: Vec<usize> = self.columns.clone();
+        roots.sort_unstable();
+        for &(_, leaf) in &self.chunks {
+            let root = descr.get_column_root_idx(leaf);
+            let (Ok(at), true) = (
+                roots.binary_search(&root),
+                matches!(
+                    fields[root].data_type(),
+                    DataType::Utf8View | DataType::BinaryView
+                ),
+            ) else {
+                continue;
+            };
+            let mut kept: HashMap<usize, usize> = HashMap::new();
+            for batch in &self.decoded {
+                for buffer in batch.column(at).to_data().buffers() {
+                    kept.insert(buffer.as_ptr() as usize, buffer.len());
+                }
+            }
+            let kept = kept.values().sum::<usize>() as u64;
+            if self.checker.unpacked_bytes(group.column(leaf)) > 2 * kept + UNCOUNTED_BYTES {
+                return Err(Error::new(
+                    ErrorKind::TooLarge,
+                    format!(
+                        "{}: the pages of the column {:?} hold more beside its values than these take",
+                        self.what(),
+                        fields[root].name()
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn what(&self) -> String {
