@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
-use tokio::task::spawn_blocking;
+use tokio::{sync::oneshot, task::spawn_blocking};
 
 /// Runs work on a thread that may wait. While the runtime has such threads, it waits for one of them
 /// where the system gives no more.
@@ -17,20 +17,31 @@ use tokio::task::spawn_blocking;
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let work = Arc::new(Mutex::new(Some(work)));
     let queued = work.clone();
+    let (says, done) = oneshot::channel();
     let does = move || {
         let work = queued.lock().take();
-        work.map(|work| work())
+        if let Some(work) = work {
+            // Whoever waited may have left.
+            let _ = says.send(work());
+        }
     };
     // Without a thread, the library panics, and has put what it was given into its queue.
     let begun = catch_unwind(AssertUnwindSafe(|| spawn_blocking(does)));
-    let Ok(begun) = begun else {
-        drop(work.lock().take());
-        return Err(no_threads());
-    };
-    match begun.await {
-        Ok(done) => done.ok_or_else(no_threads),
-        Err(e) => Err(Error::internal("a worker thread failed").caused_by(e)),
+    match begun {
+        Ok(begun) => begun.await.map_err(failed)?,
+        Err(_) => {
+            let refused = work.lock().take();
+            if refused.is_some() {
+                return Err(no_threads());
+            }
+            // A thread that came for somebody else has taken it from there meanwhile.
+        }
     }
+    done.await.map_err(failed)
+}
+
+fn failed(e: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::internal("a worker thread failed").caused_by(e)
 }
 
 fn no_threads() -> Error {
