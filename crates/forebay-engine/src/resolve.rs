@@ -745,9 +745,13 @@ impl Engine {
     pub(crate) async fn forget(&self, name: &ObjectName, generation: Option<u64>) {
         let (engine, owned) = (self.clone(), name.clone());
         let done = blocking(move || engine.forget_waiting(&owned, generation));
-        if let Err(e) = done.await {
-            tracing::error!(object = %name, error = %e.describe(), "an object could not be \
-                forgotten");
+        match done.await {
+            Ok(()) => {}
+            // There is no thread for it. Rather than that the old version is read on, this one waits
+            // for the disk.
+            Err(e) if e.kind() == ErrorKind::Busy => self.forget_waiting(name, generation),
+            Err(e) => tracing::error!(object = %name, error = %e.describe(), "an object could not \
+                be forgotten"),
         }
     }
 

@@ -21,7 +21,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::sync::{Barrier, watch};
+use tokio::{
+    runtime::Builder,
+    sync::{Barrier, watch},
+};
 
 const MIB: usize = 1 << 20;
 const MINUTE: Freshness = Freshness::RevalidateAfter(Duration::from_secs(60));
@@ -505,6 +508,32 @@ async fn what_is_written_may_be_larger_than_a_put_of_s3() {
     let put = b.engine.put(&a, PutRequest::default(), size, body);
     // The body was asked for, rather than refused by its length.
     assert_eq!(put.await.unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn what_is_written_is_forgotten_though_the_system_gives_no_thread_for_it() {
+    let threads = Builder::new_multi_thread().enable_all().build().unwrap();
+    // No address space is left for a thread with such a stack.
+    let mut without = Builder::new_current_thread();
+    let without = without.thread_stack_size(1 << 60).enable_all();
+    let without = without.build().unwrap();
+    let b = threads.block_on(async {
+        let b = Bench::new(Freshness::Immutable);
+        b.origin.set("a", "one");
+        assert_eq!(b.get("a").await.unwrap().1, "MISS");
+        assert_eq!(b.get("a").await.unwrap().1, "HIT");
+        b
+    });
+    without.block_on(async {
+        let body = stream::iter([Ok("two".into())]).boxed();
+        let a = name("a");
+        let put = b.engine.put(&a, PutRequest::default(), Some(3), body);
+        put.await.unwrap();
+    });
+    threads.block_on(async {
+        assert_eq!(b.get("a").await.unwrap(), (b"two".to_vec(), "MISS"));
+        drop(b);
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]
