@@ -22,7 +22,7 @@ use crate::{
     upload::{Turn, Upload, name_of},
 };
 use bytes::Bytes;
-use forebay_core::{Error, ErrorKind, ObjectName, Result, request};
+use forebay_core::{Error, ErrorKind, ObjectName, Result, request, threads};
 use forebay_engine::{PutCondition, PutRequest, ReadOptions};
 use futures::{StreamExt, TryStreamExt, future::join_all, stream};
 use std::{
@@ -83,6 +83,10 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
     loop {
         entry.state.lock().retry_ms = 0;
         set_phase(inner, entry, Phase::Flushing, None);
+        if entry.state.lock().lost {
+            // Its disk may be back: what is sent now, however long that takes, is not lost.
+            note_lost(inner, entry).await;
+        }
         match once(inner, entry).await {
             Ok(Outcome::Outdated) => return Outcome::Outdated,
             Ok(Outcome::Durable) => {
@@ -131,20 +135,31 @@ async fn until_ended(inner: &Arc<Inner>, entry: &Arc<Entry>) -> Outcome {
 /// Notes whether files that the origin lacks are on none of this node's disks any more: then it cannot
 /// become durable before they are back, and this error says so.
 async fn note_lost(inner: &Inner, entry: &Entry) -> Option<Error> {
-    let missing: Vec<_> = {
+    let files: Vec<_> = {
         let state = entry.state.lock();
         let files = state.journal.files.iter().filter(|f| !f.uploaded);
-        let missing = files.map(|f| (inner.path_of(entry, &state, f.number), f.clone()));
-        missing.collect()
+        let files = files.map(|f| (inner.path_of(entry, &state, f.number), f.clone()));
+        files.collect()
     };
-    let looked = spawn_blocking(move || {
+    let looked = threads::blocking(move || {
         let is_here = |path: &PathBuf| fs::metadata(path).is_ok();
-        let mut missing = missing.into_iter();
-        missing.find(|(path, _)| !path.as_ref().is_some_and(is_here))
+        let mut files = files.into_iter();
+        files.find(|(path, _)| !path.as_ref().is_some_and(is_here))
     });
-    let lost = looked.await.ok().flatten().map(|(_, file)| file);
-    let was_lost = mem::replace(&mut entry.state.lock().lost, lost.is_some());
-    let error = gone(entry, &lost?);
+    let Ok(lost) = looked.await else {
+        // Without a look, it is as it was.
+        return None;
+    };
+    let was_lost = {
+        let mut state = entry.state.lock();
+        if !state.phase.is_pending() {
+            // It was given up meanwhile, and its files go for that.
+            return None;
+        }
+        mem::replace(&mut state.lost, lost.is_some())
+    };
+    let (_, file) = lost?;
+    let error = gone(entry, &file);
     if !was_lost {
         tracing::error!(
             checkpoint = %entry.place,

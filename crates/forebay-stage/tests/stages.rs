@@ -2082,7 +2082,12 @@ async fn a_checkpoint_whose_disk_is_gone_says_so_until_it_is_back() {
     })
     .await;
     assert_eq!(site.visible("run/x"), None);
+    // What is on its way again is not lost, before it has arrived.
+    site.origin.holds_effects.send_replace(true);
     std::fs::rename(&away, &folder).unwrap();
+    until(|| run.stages.gauges().lost == 0).await;
+    assert!(!run.stages.list().remove(0).durable);
+    site.origin.holds_effects.send_replace(false);
     assert!(run.durable("run/x", &id).await);
     assert_eq!(run.stages.gauges().lost, 0);
     assert_eq!(site.visible("run/x"), Some(id));
