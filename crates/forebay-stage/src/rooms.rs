@@ -285,10 +285,11 @@ impl Inner {
     async fn no_room(self: &Arc<Self>, bytes: u64, dirs: &[usize], of: Option<&str>) -> Error {
         let is_other = |entry: &Entry| Some(entry.folder.as_str()) != of;
         let comes = self.entries.lock().values().any(|entry| {
-            let is_over = entry.state.lock().phase.is_over();
-            is_other(entry) && !is_over
+            let state = entry.state.lock();
+            is_other(entry) && !state.phase.is_over() && !state.lost
         });
-        let gone = self.room_of(|entry, _| is_other(entry));
+        // One whose disk is gone may never be durable.
+        let gone = self.room_of(|entry, state| is_other(entry) && !state.lost);
         let within = self.within_size(bytes, dirs, &gone);
         let fits = match self.on_disk(bytes, within.clone(), gone).await {
             Ok(dirs) => !dirs.is_empty(),

@@ -2095,6 +2095,27 @@ async fn a_checkpoint_whose_disk_is_gone_says_so_until_it_is_back() {
 }
 
 #[tokio::test]
+async fn room_of_a_checkpoint_whose_disk_is_gone_is_not_waited_for() {
+    let site = Site::new(128 << 20);
+    let run = site.start();
+    site.origin.down.store(true, SeqCst);
+    let large = vec![7u8; 40 * MIB];
+    let first = run.begin("first", true).await.unwrap();
+    run.put("first", &first, "data", &large).await.unwrap();
+    run.put("first", &first, "small", b"small").await.unwrap();
+    let files = [("data", large.len()), ("small", 5)];
+    run.commit("first", &first, &files).await.unwrap();
+    let second = run.begin("second", true).await.unwrap();
+    let put = || run.put("second", &second, "data", &large);
+    assert_eq!(put().await.unwrap_err().kind(), ErrorKind::Busy);
+    let folder = site.dir.path().join("staged").join(&first);
+    std::fs::rename(folder, site.dir.path().join("away")).unwrap();
+    until(|| run.stages.gauges().lost == 1).await;
+    assert_eq!(put().await.unwrap_err().kind(), ErrorKind::NoRoom);
+    run.kill().await;
+}
+
+#[tokio::test]
 async fn what_is_published_is_durable_though_its_disk_cannot_note_it() {
     let site = Site::new(256 << 20);
     let (disk, faults) = FaultyDisk::new(RealDisk);
