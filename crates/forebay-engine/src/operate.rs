@@ -25,8 +25,8 @@ pub enum CacheChange {
 /// What this node holds of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CachedState {
-    /// When the origin last said that it was current; 0: the origin must be asked before this is
-    /// used.
+    /// When the origin last said that it was current, seconds since the Unix epoch; 0: the origin must
+    /// be asked before this is used; 1: that was long ago.
     pub validated_at_secs: u32,
     /// Whether its name is pinned; names that are not cached can be pinned too.
     pub pinned: bool,
@@ -47,8 +47,16 @@ pub struct Holding {
     pub chunks: Vec<Range<u32>>,
 }
 
+/// The second of the wall clock at which a head was stamped, for others than this process. What stands
+/// for no time stays.
+fn by_wall(validated_at_secs: u32, ahead: u32) -> u32 {
+    let at = validated_at_secs.saturating_sub(ahead);
+    at.max(validated_at_secs.min(1))
+}
+
 impl Holding {
-    fn of(store: &Store, name: &ObjectName) -> Option<Self> {
+    /// `ahead` is [`Engine::ahead_secs`].
+    fn of(store: &Store, name: &ObjectName, ahead: u32) -> Option<Self> {
         let head = store.head(name, Wait::May).unwrap_or_default()?;
         let (meta, is_whole) = (&head.meta, head.data.is_some());
         let here = |i: &u32| is_whole || store.has_part(name, meta.version(), Part::Chunk(*i));
@@ -62,7 +70,7 @@ impl Holding {
         }
         Some(Holding {
             version: meta.version(),
-            validated_at_secs: head.validated_at_secs,
+            validated_at_secs: by_wall(head.validated_at_secs, ahead),
             size: meta.size,
             chunks,
         })
@@ -95,6 +103,14 @@ impl Engine {
         store.is_some_and(|s| s.peek(name).is_some())
     }
 
+    /// How much later it is by the time with which heads are stamped than by the wall clock, which was
+    /// set back.
+    fn ahead_secs(&self) -> u32 {
+        // In this order: it seems no later than it is.
+        let now = self.now_secs();
+        now.saturating_sub(self.inner.clock.now_secs())
+    }
+
     /// All pinned names, cached or not, in the order of names, each with the number of nodes that are to
     /// keep it.
     ///
@@ -115,9 +131,12 @@ impl Engine {
     /// # Errors
     /// `Unsupported` if there is no cache.
     pub async fn holdings(&self, names: Vec<ObjectName>) -> Result<Vec<Option<Holding>>> {
-        let store = self.cache()?.clone();
-        let each = move || names.iter().map(|name| Holding::of(&store, name)).collect();
-        blocking(each).await
+        let (store, ahead) = (self.cache()?.clone(), self.ahead_secs());
+        let of = move || {
+            let names = names.iter();
+            names.map(|name| Holding::of(&store, name, ahead)).collect()
+        };
+        blocking(of).await
     }
 
     /// For each of these objects whether this node keeps what another one has: it has pinned it, and
@@ -127,12 +146,12 @@ impl Engine {
     /// # Errors
     /// `Unsupported` if there is no cache.
     pub async fn keeps_what_is_held(&self, held: Vec<(ObjectName, Holding)>) -> Result<Vec<bool>> {
-        let store = self.cache()?.clone();
+        let (store, ahead) = (self.cache()?.clone(), self.ahead_secs());
         let keeps = move |(name, held): (ObjectName, Holding)| {
             if held.chunks.is_empty() || !store.is_pinned(&name) {
                 return store.is_pinned(&name);
             }
-            let Some(mine) = Holding::of(&store, &name) else {
+            let Some(mine) = Holding::of(&store, &name, ahead) else {
                 return false;
             };
             if mine.version != held.version {
@@ -154,8 +173,9 @@ impl Engine {
     pub async fn stat(&self, name: &ObjectName) -> Result<(Head, CachedState)> {
         let before = self.inner.store.as_ref().and_then(|s| s.peek(name));
         let head = self.head(name, &ReadOptions::default()).await?;
+        let ahead = self.ahead_secs();
         let mut state = CachedState {
-            validated_at_secs: before.map_or(0, |p| p.validated_at_secs),
+            validated_at_secs: before.map_or(0, |p| by_wall(p.validated_at_secs, ahead)),
             ..CachedState::default()
         };
         if let Some(store) = self.inner.store.clone() {

@@ -176,6 +176,21 @@ async fn a_clock_that_is_set_makes_nothing_fresh_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_others_are_told_of_a_head_is_by_the_wall_clock() {
+    let b = Bench::new(MINUTE);
+    b.origin.set("a", "one");
+    b.clock.set(NOW + Duration::from_secs(3600));
+    assert_eq!(b.get("a").await.unwrap().1, "MISS");
+    b.clock.set(NOW);
+    let a = name("a");
+    let held = b.engine.holdings(vec![a.clone()]).await.unwrap();
+    let at_secs = held[0].as_ref().unwrap().validated_at_secs;
+    assert_eq!(Duration::from_secs(at_secs.into()), NOW);
+    let (_, state) = b.engine.stat(&a).await.unwrap();
+    assert_eq!(state.validated_at_secs, at_secs);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_origin_without_etags_is_revalidated_by_its_head() {
     let b = Bench::new(MINUTE);
     b.origin.without_etags.store(true, SeqCst);

@@ -294,6 +294,7 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
     let fresh_until = match (validated, rule.freshness) {
         (0, _) | (_, Freshness::Always) => None,
         (_, Freshness::Immutable) => Some(FreshUntil::forever()),
+        (1, _) => None,
         (at, Freshness::RevalidateAfter(time)) => {
             Some(FreshUntil::At(u64::from(at) + time.as_secs()))
         }
@@ -310,7 +311,7 @@ async fn stat(call: &Call, rest: &str) -> Result<Response<AnswerBody>> {
         cache: head.cache.as_str().to_owned(),
         cached_bytes: here.bytes,
         pinned: here.pinned,
-        validated_at: (validated > 0).then_some(u64::from(validated)),
+        validated_at: (validated > 1).then_some(u64::from(validated)),
         fresh_until,
     };
     Ok(json_response(StatusCode::OK, &stat))

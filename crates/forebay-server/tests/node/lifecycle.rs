@@ -190,6 +190,24 @@ async fn a_restart_finds_the_cache_again() {
 }
 
 #[tokio::test]
+async fn what_is_from_the_future_at_a_start_is_shown_as_what_the_next_read_asks_about() {
+    let n = start(&[]).await;
+    n.write("k", b"object");
+    n.clock.advance(Duration::from_secs(3600));
+    n.client().await.get("/data/k").await;
+    n.node.shutdown(Duration::from_secs(60)).await.unwrap();
+    let dir = n.dir;
+    drop(n.node);
+    let n = start_in(dir, &[]).await;
+    let mut c = n.client().await;
+    let stat = c.get("/v1/forebay/stat/data/k").await.json();
+    assert!(
+        stat["validated_at"].is_null() && stat["fresh_until"].is_null(),
+        "{stat}"
+    );
+}
+
+#[tokio::test]
 async fn requests_over_tcp_must_be_signed_where_there_are_keys() {
     let n = start(&[("auth.keys", "[{access_key = \"AK\", secret_key = \"SK\"}]")]).await;
     n.write("k", b"object");
