@@ -957,10 +957,11 @@ async fn what_cannot_be_noted_goes_to_the_origin_all_the_same() {
     site.origin.down.store(false, SeqCst);
     until(|| site.visible("run/x").as_ref() == Some(&id)).await;
     assert_eq!(site.object(&format!("run/x/{id}/data")).unwrap(), b"mine");
-    // It is called durable when that is on the disk too.
-    let status = run.stages.status(&place("run/x"), Some(&id), None).await;
-    assert!(!status.unwrap().durable);
+    // It is durable, whatever the disk notes of it: the next start asks the origin.
+    assert!(run.durable("run/x", &id).await);
+    run.kill().await;
     std::fs::remove_dir(&in_the_way).unwrap();
+    let run = site.start();
     assert!(run.durable("run/x", &id).await);
     run.kill().await;
 }

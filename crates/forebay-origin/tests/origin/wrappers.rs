@@ -598,7 +598,10 @@ async fn bodies_that_are_silent_for_a_while_are_continued_though_they_opened_the
     assert_eq!(whole.unwrap(), b.content);
     assert!(!circuit.is_open());
     // Of several, one finds out whether the origin answers again, and the others wait for that.
-    for fault in [Fault::StallBody { at: 300_000 }, Fault::Delay(IDLE / 2)] {
+    for fault in [
+        Fault::StallBody { at: 300_000 },
+        Fault::Delay(Duration::from_millis(250)),
+    ] {
         (0..4).for_each(|_| b.faults.next(Operation::Get, fault.clone()));
     }
     let reads = (0..4).map(|_| read(&origin, "a", GetRequest::default()));
