@@ -383,8 +383,7 @@ async fn rows_of_blocks_that_hold_views_are_those_that_decoding_gives() {
                 assert_eq!(column, &expected.unwrap(), "round {round}");
             }
         }
-        // Those that are laid out come from blocks that are in memory.
-        lay_out(&rows, &dataset, &columns).await;
+        // What is laid out comes from whole blocks.
         drop(held);
         lay_out(&rows, &dataset, &columns).await;
         let wanted = shuffled(&mut rng, &dataset);

@@ -60,6 +60,8 @@ pub(super) struct Checker {
     columns: Vec<Expected>,
     /// No value is longer, as far as that was checked.
     longest: u64,
+    /// Values of some pages follow each other without anything in between.
+    joins_values: bool,
 }
 
 /// What to expect from the pages of a column.
@@ -241,6 +243,12 @@ impl Checker {
         self.longest
     }
 
+    /// Whether values of some pages so far follow each other: the decoder checks only that all of
+    /// them together are text.
+    pub fn joins_values(&self) -> bool {
+        self.joins_values
+    }
+
     /// Notes what a page will amount to.
     fn expect(
         &mut self,
@@ -266,6 +274,7 @@ impl Checker {
             self.columns.len() - 1
         });
         let column = &mut self.columns[known];
+        self.joins_values |= matches!(header.encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY);
         if header.body == Some(7) || header.encoding == PLAIN {
             column.unpacked = column.unpacked.saturating_add(decoded);
         }

@@ -21,7 +21,9 @@ use ::parquet::{
         push_decoder::{ParquetPushDecoder, ParquetPushDecoderBuilder},
     },
 };
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, cast::AsArray};
+use arrow_array::{
+    Array, ArrayRef, OffsetSizeTrait, RecordBatch, RecordBatchOptions, cast::AsArray,
+};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Fields, Schema, SchemaRef};
@@ -316,6 +318,9 @@ impl Read {
     /// Keeps the wanted rows of a batch.
     fn take(&mut self, batch: RecordBatch) -> Result<()> {
         let rows = batch.num_rows();
+        if self.checker.joins_values() {
+            check_text(&batch).map_err(|e| e.context(self.what()))?;
+        }
         let batch = match (&self.rows, self.select) {
             (Rows::Sorted(wanted), false) => {
                 let (first, end) = (self.seen_rows, self.seen_rows + rows);
@@ -333,10 +338,7 @@ impl Read {
             return Ok(());
         }
         let batch = match &self.fed {
-            Some(fed) => {
-                check_text(&batch).map_err(|e| e.context(self.what()))?;
-                without_views_of(batch, fed)?
-            }
+            Some(fed) => without_views_of(batch, fed)?,
             None => batch,
         };
         for column in batch.columns() {
@@ -496,14 +498,10 @@ fn as_held(schema: &SchemaRef, columns: &[ArrayRef]) -> SchemaRef {
     Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
-/// That each view of text begins where a character does: of values that follow each other in some
-/// encodings, the decoder checks only that all of them together are text.
+/// That each text begins where a character does.
 fn check_text(batch: &RecordBatch) -> Result<()> {
-    // A view has a length of four bytes, and then what the value begins with.
-    let is_amid = |view: &u128| *view as u32 > 0 && (*view >> 32) as u8 & 0xc0 == 0x80;
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-        let views = column.as_string_view_opt();
-        if views.is_some_and(|views| views.views().iter().any(is_amid)) {
+        if begins_amid(&column.to_data()) {
             let column = field.name();
             return Err(Error::corrupt(format!(
                 "text in the column {column:?} is not UTF-8"
@@ -511,6 +509,29 @@ fn check_text(batch: &RecordBatch) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a text in an array, or in what it is made of, begins within a character.
+fn begins_amid(data: &ArrayData) -> bool {
+    let is_amid = |byte: u8| byte & 0xc0 == 0x80;
+    fn firsts<O: OffsetSizeTrait>(data: &ArrayData) -> impl Iterator<Item = u8> {
+        let offsets = data.buffers()[0].typed_data::<O>();
+        let offsets = &offsets[data.offset()..=data.offset() + data.len()];
+        let ranges = offsets.windows(2).filter(|pair| pair[0] < pair[1]);
+        ranges.map(|pair| data.buffers()[1].as_slice()[pair[0].as_usize()])
+    }
+    let amid = match data.data_type() {
+        _ if data.is_empty() => false,
+        DataType::Utf8 => firsts::<i32>(data).any(is_amid),
+        DataType::LargeUtf8 => firsts::<i64>(data).any(is_amid),
+        // A view has a length of four bytes, and then what the value begins with.
+        DataType::Utf8View => {
+            let mut views = data.buffers()[0].typed_data::<u128>().iter();
+            views.any(|&view| view as u32 > 0 && is_amid((view >> 32) as u8))
+        }
+        _ => false,
+    };
+    amid || data.child_data().iter().any(begins_amid)
 }
 
 /// The batch without views of memory that was `fed`: a page that is not compressed is a part of it,
