@@ -1013,8 +1013,8 @@ class ForebayFile(AbstractBufferedFile):
 @contextlib.contextmanager
 def _replacing(path: Any) -> Iterator[IO[bytes]]:
     """A new file beside a local one, whose place it takes once it is written. If that fails, it is
-    removed. A file keeps its mode, and a link leads to the new one. What is no file, such as a
-    pipe, is written to directly, and so is a file in a directory in which none can be made.
+    removed. The new file has the old one's mode, and a symbolic link then points to it. It writes
+    directly to what is not a regular file, such as a pipe, and where it may not create a file.
     """
     try:
         before = os.stat(path)

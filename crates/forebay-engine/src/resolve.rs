@@ -747,8 +747,8 @@ impl Engine {
         let done = blocking(move || engine.forget_waiting(&owned, generation));
         match done.await {
             Ok(()) => {}
-            // There is no thread for it. Rather than that the old version is read on, this one waits
-            // for the disk.
+            // The system gives no thread for it. This thread waits for the disk then: otherwise readers
+            // would go on getting the old version.
             Err(e) if e.kind() == ErrorKind::Busy => self.forget_waiting(name, generation),
             Err(e) => tracing::error!(object = %name, error = %e.describe(), "an object could not \
                 be forgotten"),

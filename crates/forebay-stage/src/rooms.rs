@@ -281,7 +281,8 @@ impl Inner {
             .map_err(|e| Error::internal("looking for room ended").caused_by(e))
     }
 
-    /// Why there is no room: it comes when others are durable, or not by itself.
+    /// The error that says why there is no room: `Busy` if other checkpoints will give theirs back
+    /// once they are durable, `NoRoom` if somebody has to make room.
     async fn no_room(self: &Arc<Self>, bytes: u64, dirs: &[usize], of: Option<&str>) -> Error {
         let is_other = |entry: &Entry| Some(entry.folder.as_str()) != of;
         let comes = self.entries.lock().values().any(|entry| {

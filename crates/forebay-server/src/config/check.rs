@@ -943,7 +943,7 @@ mod tests {
             origins: vec![NamedOrigin::parse("s3://photos").unwrap()],
             ..Config::default()
         };
-        // How full the disks are on which the tests run is no matter.
+        // Tests may run on a full disk.
         config.cache.keep_free = Some(Bytes(0));
         config
     }
